@@ -67,6 +67,9 @@ class Submit(Verb, tag="submit", frozen=True):
     deadline_s, guaranteed
         By when it is to be through, in seconds from now (0: whenever), and whether it is refused if the
         policy cannot guarantee that; ``Admission`` tells.
+    grace_s
+        How long its processes may take to end when they are asked to (0: they are not asked); ``None``: as
+        long as ``gpuslice up --grace`` says.
     boundary_timeout_s, on_boundary_timeout
         How long it may take to reach a boundary when told to stop (0: for ever), and what then.
     """
@@ -93,6 +96,7 @@ class Submit(Verb, tag="submit", frozen=True):
     guaranteed: bool = False
     boundary_timeout_s: Seconds = 60.0
     on_boundary_timeout: Literal["leave", "kill"] = "leave"
+    grace_s: Seconds | None = None
 
 
 class Status(Verb, tag="status", frozen=True):

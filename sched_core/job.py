@@ -8,6 +8,9 @@ import msgspec
 
 from gpuslice.types import ByteCount, Count, JobName, Label, Moment, RankCount, Seconds, Text, Weight
 
+#: A job has so long to save a checkpoint when it is told to end, unless it was submitted with another time.
+GRACE_S = 30.0
+
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What is known when a job is submitted. How long it really runs is not part of it (see ``Knowledge``).
@@ -44,6 +47,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         Whether it is ended then. Otherwise it is left running.
     trial_batches
         It first runs for so many mini-batches, ahead of every queue (``trials``); 0: no trial.
+    grace_s
+        How long its processes may take to end when they are asked to, before they are killed; 0: they are not
+        asked.
     max_restarts
         How often it is started again after a failure that was not its user's.
     device_memory_bytes
@@ -72,6 +78,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_steps: Count = 0
     boundary_timeout_s: Seconds = 60.0
     kill_when_late: bool = False
+    grace_s: Seconds = GRACE_S
     max_restarts: Count = 0
     trial_batches: Count = 0
     device_memory_bytes: ByteCount = 0

@@ -82,6 +82,7 @@ _BY_NAME = {
     "err": FLAG,
     "error": TEXT,
     "expected_s": SECONDS,
+    "grace_s": SECONDS,
     "predecessor": NAME,
     "guaranteed": FLAG,
     "successor": SUCCESSOR,

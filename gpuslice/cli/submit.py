@@ -64,6 +64,13 @@ def command(
         str, Option(metavar="60s", help="Report it if it reaches no boundary for so long (or: never).")
     ] = "60s",
     on_boundary_timeout: Annotated[OnTimeout, Option(help="What else to do with it then.")] = OnTimeout.LEAVE,
+    grace: Annotated[
+        str | None,
+        Option(
+            metavar="30s",
+            help="Time to end when told to, before it is killed; else up's.",
+        ),
+    ] = None,
     checkpoint_every: CheckpointEvery = None,
     recreate_groups: RecreateGroups = False,
     variables: Annotated[
@@ -108,6 +115,7 @@ def command(
             guaranteed=guaranteed,
             boundary_timeout_s=timeout_s,
             on_boundary_timeout=on_boundary_timeout.value,
+            grace_s=None if grace is None else config.parse_duration(grace),
             environ=environ,
             route=route,
             checkpoint_every=checkpoint_every,

@@ -13,6 +13,7 @@ from gpuslice import config
 from gpuslice.daemon import background_start
 from gpuslice.errors import UsageError
 from gpuslice.files import private_directory
+from gpuslice.sched_core.job import GRACE_S
 from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 
 from .options import Json, StateDir
@@ -93,6 +94,10 @@ def command(
         int,
         typer.Option(metavar="N", min=0, help="Copy every Nth snapshot of a job to another node; 0: none."),
     ] = 0,
+    grace: Annotated[
+        str,
+        typer.Option(metavar="30s", help="How long jobs may take to end when asked to; submit --grace."),
+    ] = f"{GRACE_S:g}s",
     prestart: Annotated[
         int | None,
         typer.Option(
@@ -138,6 +143,7 @@ def command(
         tcp = scheduler_setup.tcp_listener(bind, curve_keys)
         if not 0 <= switch_share < 1:
             raise UsageError(f"--switch-share {switch_share} is no part of the time", "give 0.03 or the like")
+        grace_s = config.parse_duration(grace)
         quantum_s = None if quantum is None else config.parse_duration(quantum)
         options = scheduler_setup.options(
             policy, settings or [], quantum_s, pack=pack, defragment=defragment, placement=placement
@@ -190,6 +196,7 @@ def command(
             tcp=tcp,
             metrics_port=metrics_port,
             prestart=prestart,
+            grace_s=grace_s,
             accept_loss=accept_loss,
             others=others,
             warn=starter.tell,

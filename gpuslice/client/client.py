@@ -100,6 +100,7 @@ class Client:
         guaranteed: bool = False,
         boundary_timeout_s: float = 60.0,
         on_boundary_timeout: Literal["leave", "kill"] = "leave",
+        grace_s: float | None = None,
         environ: Mapping[str, str] | None = None,
         directory: str | Path | None = None,
         route: str | None = None,
@@ -146,6 +147,9 @@ class Client:
             If it reaches no boundary for so long when told to stop, that is reported; 0: never.
         on_boundary_timeout
             Whether it is then left running or killed.
+        grace_s
+            How long its processes may take to end when they are asked to, before they are killed; 0: they are
+            not asked; None: as long as ``gpuslice up --grace`` says.
         environ
             Its environment, if not this process's; gpuslice's settings are taken from it, too.
         directory
@@ -200,6 +204,7 @@ class Client:
             guaranteed=guaranteed,
             boundary_timeout_s=boundary_timeout_s,
             on_boundary_timeout=on_boundary_timeout,
+            grace_s=grace_s,
         )
         job = self._ask(request, verbs.Accepted).job
         if guaranteed:

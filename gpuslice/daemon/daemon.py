@@ -21,6 +21,7 @@ from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.memory import available_bytes
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import Command, Event
+from gpuslice.sched_core.job import GRACE_S
 from gpuslice.sched_core.journal.journal import Journal
 from gpuslice.sched_core.journal.replay import Replay
 from gpuslice.sched_core.live.client_socket import ClientSocket
@@ -46,6 +47,7 @@ def serve(
     tcp: tuple[str, Path] | None = None,
     metrics_port: int | None = None,
     prestart: int | None = None,
+    grace_s: float = GRACE_S,
     accept_loss: bool = False,
     others: OtherNodes | None = None,
     warn: Callable[[str], None] = _ignore,
@@ -62,6 +64,8 @@ def serve(
         Where to serve numbers for Prometheus; 0: at any port.
     prestart
         How many jobs are started beyond those that run; as a rule one a device, if memory allows.
+    grace_s
+        How long jobs may take to end when they are asked to, unless they were submitted with another time.
     accept_loss
         Go on with what is whole of a damaged journal.
     others
@@ -105,7 +109,9 @@ def serve(
         _add_housekeeping(scheduler, listeners, len(setup.devices), prestart)
         scheduler.register(signalled, lambda: None)
         overview = Overview(core, observer.job_history, policy=setup.policy, pid=os.getpid())
-        socket = listeners.client_socket = ClientSocket(scheduler, directory, journal, overview, tcp=tcp)
+        socket = listeners.client_socket = ClientSocket(
+            scheduler, directory, journal, overview, tcp=tcp, grace_s=grace_s
+        )
         known = {"pid": os.getpid(), "devices": list(map(str, setup.devices)), "policy": setup.policy}
         event_log.tell(
             "started", "the scheduler can be used", details={**known, "endpoints": socket.endpoints}

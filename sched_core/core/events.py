@@ -233,11 +233,10 @@ class Tell(msgspec.Struct, frozen=True, tag="tell"):
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill"):
-    """End every process of ``job``; ``patient``: they may have a state to save; ``at_once``: unasked."""
+    """End every process of ``job``, within its grace; ``at_once``: they are killed unasked."""
 
     job: str
     reason: str
-    patient: bool = False
     at_once: bool = False
 
 

@@ -76,7 +76,7 @@ def end_to_relaunch(core: CoreContract, job: Gang, now: float) -> None:
     job.relocating = False
     core.switch_costs.forget(job)
     core.order(Notice("relaunched", job.id, {"from": len(job.ranks), "to": len(job.wanted)}))
-    core.order(Kill(job.id, "it is started anew for other devices", patient=True))
+    core.order(Kill(job.id, "it is started anew for other devices"))
     relaunch_if_gone(core, job, now)
 
 

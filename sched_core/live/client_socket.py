@@ -21,6 +21,7 @@ from gpuslice.errors import (
     UsageError,
 )
 from gpuslice.sched_core.core.events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
+from gpuslice.sched_core.job import GRACE_S
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
@@ -86,6 +87,8 @@ class ClientSocket:
         Knows how things stand.
     tcp
         Where to listen besides, and the directory of keys for that.
+    grace_s
+        How long jobs may take to end when they are asked to, unless they were submitted with another time.
     """
 
     def __init__(
@@ -96,7 +99,9 @@ class ClientSocket:
         overview: Overview,
         *,
         tcp: tuple[str, Path] | None = None,
+        grace_s: float = GRACE_S,
     ) -> None:
+        self._grace_s = grace_s
         self._scheduler = scheduler
         self._journal = journal
         self._overview = overview
@@ -237,7 +242,7 @@ class ClientSocket:
             raise EnvironmentUnusableError("the scheduler is about to leave", "`gpuslice up` starts another")
         check(request, self._scheduler.core.devices)
         name = self._free_name(request)
-        spec = make_spec(request, name, self._scheduler.now())
+        spec = make_spec(request, name, self._scheduler.now(), self._grace_s)
         self._scheduler.submit(spec, Program(request.argv, request.directory, request.environ))
         return Accepted(job=name)
 

@@ -18,7 +18,6 @@ from gpuslice.sched_core.nodes.gang_commands import GangEnds, on_node
 from gpuslice.sched_core.nodes.lease import LEASED
 from gpuslice.sched_core.nodes.local_node import LocalNode
 from gpuslice.sched_core.nodes.node import Connection, Node, Reports, Sought
-from gpuslice.sched_core.nodes.processes import GRACE_S, PATIENT_GRACE_S
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNode, RemoteNodes
 from gpuslice.sched_core.nodes.transfers import Transfers
 from gpuslice.types import shortened
@@ -83,11 +82,12 @@ class JobProcesses:
         for name in names:
             self._start(name, self._core.jobs[command.job])
 
-    def end(self, job: str, *, grace_s: float = GRACE_S) -> None:
-        """End every process of ``job``, which has so long to end by itself; 0: it is not asked."""
-        self._end_on(dict.fromkeys(self._nodes_of(self._core.jobs[job])), job, grace_s)
+    def end(self, job: str, *, at_once: bool = False) -> None:
+        """End every process of ``job``, within its grace; ``at_once``: they are killed unasked."""
+        found = self._core.jobs[job]
+        self._end_on(dict.fromkeys(self._nodes_of(found)), job, 0.0 if at_once else found.spec.grace_s)
 
-    def _end_on(self, nodes: Iterable[str], job: str, grace_s: float = GRACE_S) -> None:
+    def _end_on(self, nodes: Iterable[str], job: str, grace_s: float) -> None:
         """End what there is of ``job`` on ``nodes``, and start nothing of it that was to be started."""
         if self._transfers is not None:
             self._transfers.cancel(job)
@@ -127,8 +127,9 @@ class JobProcesses:
         """A rank, process ``pid``, has said who it is."""
         node = self._node(connection.node)
         node.watch_rank(job, rank, pid, connection.identity)
-        if self._core.jobs[job].state.ended:
-            node.end(job)  # its end was before it could be told
+        found = self._core.jobs[job]
+        if found.state.ended:
+            node.end(job, grace_s=found.spec.grace_s)  # its end was before it could be told
 
     def ended(self, node: str, event: Exited | RankGone) -> None:
         """A command or a rank has ended. The command of a job has when those on all of its nodes have."""
@@ -137,7 +138,8 @@ class JobProcesses:
         elif (end := self._ends.note(node, event)) is not None:
             self._occur(end)
         elif self._ends.failed(event.job):
-            self._end_on(self._ends.others(event.job), event.job)
+            grace_s = self._core.jobs[event.job].spec.grace_s
+            self._end_on(self._ends.others(event.job), event.job, grace_s)
 
     def missing(self, node: str, name: str) -> None:
         """The command of a job that was to be started never was."""
@@ -267,6 +269,4 @@ class JobProcesses:
 
 def _grace_s(job: Gang) -> float:
     """How long what there is of ``job``, which another scheduler told to end, may still take for that."""
-    if job.relocating:
-        return 0.0
-    return PATIENT_GRACE_S if job.state is JobState.RELAUNCHING else GRACE_S
+    return 0.0 if job.relocating else job.spec.grace_s

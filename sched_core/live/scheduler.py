@@ -46,7 +46,6 @@ from gpuslice.sched_core.journal.journal import JournalError
 from gpuslice.sched_core.nodes.endpoint import LOCK, lock
 from gpuslice.sched_core.nodes.local_node import LocalNode
 from gpuslice.sched_core.nodes.node import Reports
-from gpuslice.sched_core.nodes.processes import GRACE_S, PATIENT_GRACE_S
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNodes
 from gpuslice.types import shortened
 
@@ -368,8 +367,7 @@ class Scheduler:
             case Launch():
                 self._processes.launch(command)
             case Kill():
-                grace_s = 0.0 if command.at_once else PATIENT_GRACE_S if command.patient else GRACE_S
-                self._processes.end(command.job, grace_s=grace_s)
+                self._processes.end(command.job, at_once=command.at_once)
             case Compute():
                 self._compute(command)
             case Notice():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpuslice.config import variable
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.job import GRACE_S, JobSpec
 from gpuslice.types import DeviceName, Route, shortened
 from gpuslice.verbs import Submit
 
@@ -53,8 +53,8 @@ def _check_route(name: str, devices: Sequence[DeviceName]) -> None:
         )
 
 
-def make_spec(request: Submit, name: str, now_s: float) -> JobSpec:
-    """The job that ``request``, which was checked, asks for."""
+def make_spec(request: Submit, name: str, now_s: float, grace_s: float = GRACE_S) -> JobSpec:
+    """Return the job of ``request``, which was checked; ``grace_s`` is for one that states none."""
     return JobSpec(
         id=name,
         model=shortened(" ".join(request.argv[1:] or request.argv)),
@@ -76,5 +76,6 @@ def make_spec(request: Submit, name: str, now_s: float) -> JobSpec:
         max_restarts=request.max_restarts,
         trial_batches=request.trial_batches,
         boundary_timeout_s=request.boundary_timeout_s,
+        grace_s=grace_s if request.grace_s is None else request.grace_s,
         kill_when_late=request.on_boundary_timeout == "kill",
     )

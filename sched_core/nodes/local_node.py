@@ -22,7 +22,7 @@ from .endpoint import bind, logs_directory
 from .node import Connection, Reports, Sought
 from .orphans import kill_orphans
 from .process_ends import PAUSE_MS, ProcessEnds
-from .processes import GRACE_S, Processes
+from .processes import Processes
 from .rank_socket import RankSocket
 from .rendezvous import Ports
 
@@ -145,7 +145,7 @@ class LocalNode:
         """Send ``frame`` to the rank at ``identity``."""
         self.ranks.send(identity, frame)
 
-    def end(self, job: str, *, grace_s: float = GRACE_S) -> None:
+    def end(self, job: str, *, grace_s: float) -> None:
         """End every process of ``job``, which has so long to end by itself; 0: it is not asked."""
         if grace_s:
             self.processes.end(job, self._clock.now(), grace_s=grace_s)

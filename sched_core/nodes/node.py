@@ -13,10 +13,9 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from gpuslice.sched_core.core.events import Exited, RankGone
+from gpuslice.sched_core.job import GRACE_S
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.types import ByteCount, Count, JobName, Pid, RankNumber, Seconds
-
-from .processes import GRACE_S
 
 
 class Connection(NamedTuple):
@@ -82,4 +81,4 @@ class Node(Protocol):
     def find(self, sought: Sought) -> None: ...
     def watch_rank(self, job: str, rank: int, pid: int, identity: bytes) -> None: ...
     def send(self, identity: bytes, frame: bytes) -> None: ...
-    def end(self, job: str, *, grace_s: float = GRACE_S) -> None: ...
+    def end(self, job: str, *, grace_s: float) -> None: ...

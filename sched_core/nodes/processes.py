@@ -29,10 +29,9 @@ from gpuslice.sched_core.jobs.program import Program
 
 from . import exit_record, supervisor
 
-#: Between the polite signal and the one that cannot be refused.
+#: Between the polite signal and the one that cannot be refused, of processes that nobody has given a grace;
+#: and of those that the command has not asked to end within its grace.
 GRACE_S = 3.0
-#: The same, of processes that may have a state to save; torchrun leaves its ranks as long.
-PATIENT_GRACE_S = 30.0
 #: Children that nobody watches any more, or Python would complain of them.
 _left: list[subprocess.Popen[bytes]] = []
 #: How long a supervisor that another scheduler started in its last moment may take to be there.
@@ -104,7 +103,10 @@ class Processes:
         self._logs = logs
         self._commands: dict[int, _Command] = {}
         self._ranks: dict[int, _Rank] = {}
+        #: When jobs that were asked to end are told more firmly: all of their processes are asked; if these
+        #: were, they are killed.
         self._deadlines_s: dict[str, float] = {}
+        self._all_asked: set[str] = set()
 
     def launch(self, job: str, program: Program, extra: Mapping[str, str], *, attempt: int = 0) -> int:
         """Start ``program`` and return the descriptor to watch.
@@ -116,7 +118,7 @@ class Processes:
         OSError
             If it cannot be started.
         """
-        self._deadlines_s.pop(job, None)  # of a former attempt
+        self._forget_end(job)  # of a former attempt
         with (
             uninterrupted(),
             self.log(job, "out").open("ab") as out,
@@ -265,15 +267,23 @@ class Processes:
                 self.enforce(clock.now())
 
     def end(self, job: str, now: float, grace_s: float = GRACE_S) -> None:
-        """Ask every process of ``job`` to end, and see to it (``enforce``) that they do."""
-        if self._signal(job, signal.SIGTERM):
+        """Ask the command of ``job`` to end, and see to it (``enforce``) that all of its processes do.
+
+        Its supervisor passes the signal on to the command alone, and to the rest when the command has ended:
+        a handler that saves a checkpoint still needs its workers. Asked again, only the time changes.
+        """
+        if job in self._deadlines_s or self._ask(job):
             deadline_s = now + grace_s
             self._deadlines_s[job] = min(deadline_s, self._deadlines_s.get(job, deadline_s))
 
     def kill(self, job: str) -> None:
         """End every process of ``job`` without asking it."""
-        self._deadlines_s.pop(job, None)
+        self._forget_end(job)
         self._signal(job, signal.SIGKILL)
+
+    def _forget_end(self, job: str) -> None:
+        self._deadlines_s.pop(job, None)
+        self._all_asked.discard(job)
 
     def close(self) -> None:
         """Watch nothing any more; what runs goes on."""
@@ -285,11 +295,23 @@ class Processes:
         self._ranks.clear()
 
     def enforce(self, now: float) -> list[str]:
-        """Kill what was asked to end and has not in time; returns the jobs of which that was true."""
-        late = [job for job, deadline_s in self._deadlines_s.items() if now >= deadline_s]
-        for job in late:
-            del self._deadlines_s[job]
-        return [job for job in late if self._signal(job, signal.SIGKILL)]
+        """Kill what was asked to end and has not in time; returns the jobs of which that was true.
+
+        Processes that only their command could have asked are asked first, and have some seconds more.
+        """
+        killed = []
+        for job in [job for job, deadline_s in self._deadlines_s.items() if now >= deadline_s]:
+            if job not in self._all_asked:
+                if self._signal(job, signal.SIGTERM):
+                    self._all_asked.add(job)
+                    self._deadlines_s[job] = now + GRACE_S
+                else:
+                    self._forget_end(job)
+                continue
+            self._forget_end(job)
+            if self._signal(job, signal.SIGKILL):
+                killed.append(job)
+        return killed
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -306,6 +328,16 @@ class Processes:
         """The jobs of which some process exists."""
         commands = {command.job for command in self._commands.values()}
         return commands | {rank.job for rank in self._ranks.values()}
+
+    def _ask(self, job: str) -> bool:
+        """Ask the command of ``job`` to end; without one, its ranks. Return True if anybody was there."""
+        commands = [descriptor for descriptor, command in self._commands.items() if command.job == job]
+        if not commands:
+            return self._signal(job, signal.SIGTERM)
+        for descriptor in commands:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        return True
 
     def _signal(self, job: str, number: signal.Signals) -> bool:
         """Send a signal to the command's process group and to every rank; whether anybody was there."""

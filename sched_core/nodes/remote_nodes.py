@@ -42,7 +42,6 @@ from .node_wire import (
     decode_from_node,
     encode,
 )
-from .processes import GRACE_S
 from .transfers import Command, Transfers
 
 #: After so long without a word of its agent, a node counts as lost.
@@ -95,7 +94,7 @@ class RemoteNode:
         """Send ``frame`` to the rank at ``identity``."""
         self.tell(ToRank(identity=identity, frame=frame))
 
-    def end(self, job: str, *, grace_s: float = GRACE_S) -> None:
+    def end(self, job: str, *, grace_s: float) -> None:
         """End every process of ``job`` there."""
         self.tell(End(job=job, grace_s=grace_s))
 

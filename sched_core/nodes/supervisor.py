@@ -3,7 +3,8 @@
     supervisor.py DESCRIPTOR COMMAND [ARGUMENTS]...
 
 ``DESCRIPTOR`` is the job's record, locked by whoever started this; the lock lasts as long as this process.
-What the command leaves behind is ended with it, unless ``GPUSLICE_KEEP_CHILDREN`` says otherwise. On another
+What the command leaves behind is ended with it, unless ``GPUSLICE_KEEP_CHILDREN`` says otherwise. A signal to
+end goes to the command alone, and to what it leaves behind when it has ended. On another
 node than the scheduler's, all of it stands still while the node's lease is over, also without an agent.
 The record has two lines of fixed length, our process id and the exit code (negative: a signal), so that the
 second is written in place, on a full disk, too. Run as a script and without ``site``, standard library only.
@@ -18,7 +19,7 @@ import time
 from contextlib import suppress
 
 LINE_BYTES = 16
-#: Ending a job signals its process group, to which we belong; we stay to see how all of it ends.
+#: Ending a job signals us, later its process group, to which we belong; we stay to see how all of it ends.
 _OUTLIVED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -26,7 +27,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _KEEP = "GPUSLICE_KEEP_CHILDREN"
 #: Between the polite signal and the one that cannot be refused.
 _GRACE_S = 3.0
-_LOOK_AGAIN_S = 0.02
+_LOOK_AGAIN_S, _LOOK_AGAIN_AT_MOST_S = 0.02, 0.2
 #: As in lease.py: in the environment of jobs that may not run without a lease, and how often to look for it.
 _LEASED = "GPUSLICE_LEASED"
 _LEASE_AGAIN_S = 1.0
@@ -50,11 +51,7 @@ def main(argv: list[str]) -> None:
     child = os.fork()
     if child == 0:
         _become(command)
-    asked: list[int] = []
-    for number in signal.sigpending() & set(_OUTLIVED):
-        os.kill(child, number)
-    for number in _OUTLIVED:
-        signal.signal(number, lambda number, _: asked.append(number))
+    asked = _pass_on(os.pidfd_open(child))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUTLIVED)
     if _LEASED in os.environ:
         directory = os.path.dirname(os.environ[_SOCKET].removeprefix("ipc://"))
@@ -63,13 +60,30 @@ def main(argv: list[str]) -> None:
     while pid != child:
         pid, status = os.wait()
     os.pwrite(record, line(os.waitstatus_to_exitcode(status)), LINE_BYTES)
-    if asked:  # the job is over when all that it had started is, too
+    if asked or os.environ.get(_KEEP, "").lower() not in ("1", "true"):
         with suppress(ChildProcessError):
-            while True:
-                os.wait()
-    elif os.environ.get(_KEEP, "").lower() not in ("1", "true"):
-        with suppress(ChildProcessError):
-            _end_orphans()
+            _end_orphans(asked)
+
+
+def _pass_on(command: int) -> list[int]:
+    """Have the process of descriptor ``command`` get the signals to end that come from now on, each once.
+
+    Returns
+    -------
+    list of int
+        Those that have come so far.
+    """
+    asked: list[int] = []
+
+    def pass_on(number: int, frame: object) -> None:
+        if number not in asked:  # a second one would interrupt the handler of the first
+            asked.append(number)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(command, number)
+
+    for number in _OUTLIVED:
+        signal.signal(number, pass_on)
+    return asked
 
 
 class _LeaseWatch:
@@ -111,8 +125,10 @@ def _signal_descendants(number: signal.Signals) -> None:
         told |= new
 
 
-def _end_orphans() -> None:
+def _end_orphans(asked: list[int]) -> None:
     """End all that the command left behind; whatever they leave behind comes to us in turn.
+
+    If we were ``asked`` to, whoever asked kills what takes too long.
 
     Raises
     ------
@@ -121,15 +137,17 @@ def _end_orphans() -> None:
     """
     late_s = time.monotonic() + _GRACE_S
     told: set[int] = set()
+    pause_s = _LOOK_AGAIN_S
     while True:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-        late = time.monotonic() >= late_s
+        late = time.monotonic() >= late_s and not asked
         for pid in _children() - (set() if late else told):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
             told.add(pid)
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, _LOOK_AGAIN_AT_MOST_S)
 
 
 def _children() -> set[int]:

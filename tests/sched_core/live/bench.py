@@ -11,7 +11,7 @@ import psutil
 
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import Command, Event
-from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.job import GRACE_S, JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.scheduler import Scheduler
@@ -44,10 +44,11 @@ class Bench:
         code: int = 0,
         ranks: int = 1,
         options: Sequence[str] = (),
+        grace_s: float = GRACE_S,
     ) -> None:
         argv = (sys.executable, str(RANK), str(boundaries), str(code), *options)
         program = Program(argv, "/", {**os.environ, "WORLD": str(ranks)})
-        self.scheduler.submit(JobSpec(id=job, submit_s=0.0, demand=ranks), program)
+        self.scheduler.submit(JobSpec(id=job, submit_s=0.0, demand=ranks, grace_s=grace_s), program)
 
     def run(self, until: Callable[[], bool]) -> None:
         assert self.scheduler.run(until, timeout_s=PATIENCE_S), {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuslice.clock import MonotonicClock
-from gpuslice.sched_core.core.events import Exited, RankGone
+from gpuslice.sched_core.core.events import Event, Exited, RankGone
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.nodes.processes import Processes, uninterrupted
 
@@ -91,3 +91,84 @@ def test_a_process_that_is_gone_cannot_be_watched(tmp_path: Path) -> None:
     os.waitpid(pid, 0)
     with pytest.raises(ProcessLookupError):
         Processes(tmp_path).watch_rank("a", 0, pid)
+
+
+#: Trains with a worker; told to end, it saves what the worker answers, and says so.
+SAVES_WITH_A_WORKER = """
+import os, signal, sys
+to_worker, to_us = os.pipe(), os.pipe()
+if not os.fork():
+    os.write(to_us[1], b"." * len(os.read(to_worker[0], 1)))
+    signal.pause()
+saved = 0
+def save(*_):
+    global saved
+    saved += 1
+    os.write(to_worker[1], b"?")
+    os.close(to_us[1])
+    print("saved", os.read(to_us[0], 1), saved, flush=True)
+    sys.exit(7)
+signal.signal(signal.SIGTERM, save)
+print("trains", flush=True)
+signal.pause()
+"""
+
+
+def _saver(*before: str) -> Program:
+    return Program((*before, sys.executable, "-S", "-c", SAVES_WITH_A_WORKER), "/", dict(os.environ))
+
+
+def _await(processes: Processes, said: str) -> None:
+    while said not in processes.log("a", "out").read_text():
+        assert not processes.wait(0.01)
+
+
+def _told_to_end(processes: Processes, grace_s: float = PATIENCE_S, *, times: int = 1) -> list[Event]:
+    """End the job's processes as a scheduler does; returns how they ended."""
+    clock = MonotonicClock()
+    for _ in range(times):
+        processes.end("a", clock.now(), grace_s)
+    found: list[Event] = []
+    while processes.descriptors:
+        found += processes.wait(0.02)
+        processes.enforce(clock.now())
+    return found
+
+
+@pytest.mark.parametrize("before", [(), ("sh", "-c", '"$@"; exit 1', "sh")], ids=["alone", "below a shell"])
+def test_a_handler_that_saves_still_has_its_workers(tmp_path: Path, before: tuple[str, ...]) -> None:
+    processes = Processes(tmp_path)
+    for _ in range(10):
+        processes.launch("a", _saver(*before), {})
+        _await(processes, "trains")
+        assert _told_to_end(processes) == [Exited("a", -signal.SIGTERM if before else 7)]
+        assert processes.log("a", "out").read_text() == "trains\nsaved b'.' 1\n"
+        processes.log("a", "out").unlink()
+
+
+def test_a_handler_is_not_interrupted_by_asking_again(tmp_path: Path) -> None:
+    processes = Processes(tmp_path)
+    processes.launch("a", _saver(), {})
+    _await(processes, "trains")
+    assert _told_to_end(processes, times=5) == [Exited("a", 7)]
+
+
+def test_after_the_grace_those_are_asked_that_the_command_has_not_told(tmp_path: Path) -> None:
+    processes = Processes(tmp_path)
+    processes.launch("a", _saver("sh", "-c", 'trap "" TERM; "$@"', "sh"), {})
+    _await(processes, "trains")
+    # The shell ignores the signal, and what it starts begins with that; Python's handler is another matter.
+    assert _told_to_end(processes, grace_s=0.05) == [Exited("a", 7)]
+    assert "saved" in processes.log("a", "out").read_text()
+
+
+def test_who_does_not_end_within_the_grace_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuslice.sched_core.nodes.processes.GRACE_S", 0.05)
+    processes = Processes(tmp_path)
+    deaf = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('deaf', flush=True); signal.pause()"
+    )
+    processes.launch("a", Program((sys.executable, "-S", "-c", deaf), "/", dict(os.environ)), {})
+    _await(processes, "deaf")
+    assert _told_to_end(processes, grace_s=0.05) == [Exited("a", -signal.SIGKILL)]

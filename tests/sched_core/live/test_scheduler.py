@@ -205,7 +205,7 @@ def test_cancel_ends_a_job_that_ignores_sigterm(
 ) -> None:
     monkeypatch.setattr(processes, "GRACE_S", 0.2)
     bench = open_bench(1)
-    bench.submit("deaf", 10**6, options=["--deaf"])
+    bench.submit("deaf", 10**6, options=["--deaf"], grace_s=0.2)
     bench.wait_for("deaf", JobState.RUNNING)
     bench.scheduler.apply_request(Cancelled("deaf", "enough"))
     assert bench.finish() == {"deaf": JobState.CANCELLED}
@@ -228,7 +228,7 @@ def test_cancel_ends_what_the_command_leaves_behind_in_any_session(
     monkeypatch.setattr(processes, "GRACE_S", 0.2)
     bench = open_bench(1)
     program = Program((sys.executable, "-c", DEAF_CHILDREN), "/", dict(os.environ))
-    bench.scheduler.submit(JobSpec(id="x", submit_s=0.0), program)
+    bench.scheduler.submit(JobSpec(id="x", submit_s=0.0, grace_s=0.2), program)
     while len(children := bench.output("x").split()) < 2:
         time.sleep(0.01)
     watched = [os.pidfd_open(int(pid)) for pid in children]

@@ -80,7 +80,7 @@ def test_a_stopped_job_is_reported_and_disturbs_nobody_for_ever(
 ) -> None:
     bench = open_bench(1)
     program = Program((sys.executable, str(RANK), str(10**6), "0"), "/", {**os.environ, "WORLD": "1"})
-    spec = JobSpec(id="a", submit_s=0.0, boundary_timeout_s=4.0, kill_when_late=kill)
+    spec = JobSpec(id="a", submit_s=0.0, boundary_timeout_s=4.0, kill_when_late=kill, grace_s=1.0)
     bench.scheduler.submit(spec, program)
     bench.run(lambda: bench.core.jobs["a"].trains)
     (rank,) = bench.core.jobs["a"].ranks
