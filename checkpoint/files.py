@@ -147,13 +147,13 @@ def short_path(path: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def listen(path: Path, kind: socket.SocketKind) -> socket.socket:
+def listen(path: Path) -> socket.socket:
     """A socket that listens at ``path``, in place of one of a former process; forked children close theirs.
 
     ``OSError`` if there can be none.
     """
     path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, kind)
+    listener = socket.socket(socket.AF_UNIX)
     try:
         with short_path(path) as address:
             listener.bind(address)

@@ -119,12 +119,6 @@ class DeviceMemoryError(GpusliceError):
     exit_code = 3
 
 
-class HandoverError(GpusliceError):
-    """The job that was to leave the device did not; the snapshot is kept, the resume may be retried."""
-
-    exit_code = 3
-
-
 class RollbackError(GpusliceError):
     """Undoing a failed step failed too; the state of the job is not known."""
 

@@ -27,7 +27,7 @@ from gpuslice.types import (
     Text,
 )
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_MESSAGE_BYTES = 1 << 20
 #: What msgspec raises for bytes that are not what they should be; text that is not UTF-8 has its own error.
 NOT_A_VALUE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -133,13 +133,6 @@ class Refused(Message, tag="refused", frozen=True):
     retryable: bool
 
 
-class Declined(Message, tag="declined", frozen=True):
-    """The rank has not come to the device that it was told to expect, and will not without a Resume."""
-
-    epoch: Count
-    error: Text
-
-
 class Bye(Message, tag="bye", frozen=True):
     """The script ended by itself; the process is about to exit."""
 
@@ -154,22 +147,11 @@ class Welcome(Message, tag="welcome", frozen=True):
     version: Count
 
 
-class Successor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The job that expects the device of one that is told to stop, and the epoch of its coming lease."""
-
-    job: JobName
-    epoch: Count
-
-
 class Suspend(Message, tag="suspend", frozen=True):
-    """Stop at boundary ``stop_at`` (or answer Overshot). A larger ``stop_at`` replaces a smaller one.
-
-    ``successor``: whom the device may be handed to directly, if it waits there (docs/duplex.md).
-    """
+    """Stop at boundary ``stop_at`` (or answer Overshot). A larger ``stop_at`` replaces a smaller one."""
 
     epoch: Count
     stop_at: StopAt
-    successor: Successor | None = None
 
 
 class Resume(Message, tag="resume", frozen=True, omit_defaults=True):
@@ -182,23 +164,6 @@ class Resume(Message, tag="resume", frozen=True, omit_defaults=True):
     device: Label
     width: OptionalRankCount = 0
     world: Count = 0
-
-
-class Expect(Message, tag="expect", frozen=True):
-    """``predecessor`` may hand ``device`` over: come then, as by ``Resume(epoch, device)``. It may take long.
-
-    A Resume with this epoch or a later one, or a Forget, ends the waiting.
-    """
-
-    epoch: Count
-    device: Label
-    predecessor: JobName
-
-
-class Forget(Message, tag="forget", frozen=True):
-    """Expect nothing any more: answer Declined, unless you have come."""
-
-    epoch: Count
 
 
 class Dismiss(Message, tag="dismiss", frozen=True):
@@ -218,8 +183,8 @@ class Replaced(Message, tag="replaced", frozen=True):
     """Another process of the job is this rank now: say nothing more, and expect no orders."""
 
 
-FromAgent = Hello | Progress | Profiled | Suspended | Resumed | Overshot | Refused | Declined | Bye
-ToAgent = Welcome | Suspend | Resume | Expect | Forget | Dismiss | Rejected | Replaced
+FromAgent = Hello | Progress | Profiled | Suspended | Resumed | Overshot | Refused | Bye
+ToAgent = Welcome | Suspend | Resume | Dismiss | Rejected | Replaced
 
 _encoder = msgspec.msgpack.Encoder()
 _from_agent = msgspec.msgpack.Decoder(FromAgent)

@@ -68,14 +68,11 @@ class Device(ABC):
         The ``torch.device`` of the storages it owns.
     obstacles
         Types whose live instances forbid emptying the device storage by storage, and why.
-    duplex
-        Whether copying out and in at once takes less time than one after the other.
     """
 
     name: DeviceName
     torch_device: torch.device
     obstacles: Mapping[type, str] = MappingProxyType({})
-    duplex: bool = False
 
     @property
     def memory_node(self) -> int | None:
@@ -119,13 +116,6 @@ class Device(ABC):
             ``_cdata`` of storages whose address somebody may know, so that it must not change.
         alone
             Whether no other thread could read the memory behind torch's back (a NumPy array, say).
-        """
-
-    @abstractmethod
-    def regions(self, storages: Sequence[torch.UntypedStorage]) -> list[int]:
-        """A number for each storage: those with the same one are copied together, then emptied together.
-
-        They overlap, or the device gets their memory back only at once. Numbers grow with addresses.
         """
 
     @abstractmethod

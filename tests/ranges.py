@@ -61,9 +61,6 @@ STAGES = Range(
     ),
 )
 CHOICE = Range(("leave", "kill"), ("explode", "", None, 1))
-SUCCESSOR = Range(
-    (None, {"job": "a", "epoch": 2**53}), ({"job": "a/b", "epoch": 1}, {"job": "a", "epoch": -1}, 1)
-)
 
 _BY_NAME = {
     "after": COUNT,
@@ -83,9 +80,7 @@ _BY_NAME = {
     "error": TEXT,
     "expected_s": SECONDS,
     "grace_s": SECONDS,
-    "predecessor": NAME,
     "guaranteed": FLAG,
-    "successor": SUCCESSOR,
     "job": NAME,
     "largest_bytes": BYTES,
     "peak_bytes": BYTES,

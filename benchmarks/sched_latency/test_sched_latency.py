@@ -19,9 +19,6 @@ import pytest
 import zmq
 
 from gpuslice import wire
-from gpuslice.checkpoint.switch.swap_endpoints import PredecessorEnd, Successor
-from gpuslice.checkpoint.switch.swap_protocol import SOCKET as SWAP_SOCKET
-from gpuslice.checkpoint.switch.swap_protocol import Terms
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import Event, Exited, RankGone, Reported, Submitted, Tell, WakeAt, Woken
 from gpuslice.sched_core.job import JobSpec
@@ -29,7 +26,6 @@ from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.types import DeviceName
 
-from . import successor
 from .crowd import SOCKET, Rank, Sockets, scheduler
 
 HANDOFFS = 400
@@ -94,8 +90,7 @@ def test_raw_round_trip(benchmark: Any, sockets: Sockets, tmp_path: Path, rest_s
 def test_handoff(benchmark: Any, sockets: Sockets, directory: Path, rest_s: float) -> None:
     """From one rank's ``Suspended``, as it leaves, to the other's ``Resume``, as it arrives.
 
-    That is the way by the scheduler: these ranks open no door. A rank obeys at once, or after as long as a
-    suspend takes, when everything has come to rest.
+    A rank obeys at once, or after as long as a suspend takes, when everything has come to rest.
     """
     often = ("--quantum", f"{QUANTUM_S}s", "--switch-share", "0")
     with scheduler(directory, "--devices", "null:1", *often) as client:
@@ -126,44 +121,6 @@ def test_handoff(benchmark: Any, sockets: Sockets, directory: Path, rest_s: floa
 
         benchmark.pedantic(hand_over, setup=live_through_a_slice, rounds=HANDOFFS, warmup_rounds=10)
     note_quantiles(benchmark, benchmark.stats.stats.data)
-
-
-@pytest.mark.parametrize("rest_s", [0.0, REST_S])
-def test_direct_handoff(benchmark: Any, tmp_path: Path, rest_s: float) -> None:
-    """From the predecessor's last word, before its ``Suspended``, to the successor, in its own process."""
-    rounds, warm = HANDOFFS, 10
-    words = [sys.executable, "-m", "benchmarks.sched_latency.successor", str(tmp_path), str(rounds + warm)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    taken_s: list[float] = []
-    predecessors: list[PredecessorEnd] = []
-    epoch = 0
-
-    def knock() -> None:
-        nonlocal epoch
-        epoch += 1
-        process.stdout.readline()
-        terms = Terms(successor.PREDECESSOR, successor.JOB, epoch, successor.DEVICE)
-        while (predecessor := Successor(tmp_path, terms, overlapped=False).meet(1)) is None:
-            time.sleep(0.001)  # it says that it waits before its door is open
-        predecessors[:] = [predecessor]
-        rest(rest_s or 0.001)  # it has to come to the door first: a suspend takes longer
-
-    def hand_over() -> None:
-        begin_ns = time.monotonic_ns()
-        predecessors[0].whole()
-        predecessors[0].close()
-        taken_s.append((int(process.stdout.readline()) - begin_ns) * 1e-9)
-
-    try:
-        benchmark.pedantic(hand_over, setup=knock, rounds=rounds, warmup_rounds=warm)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    assert not (tmp_path / SWAP_SOCKET).exists()
-    note_quantiles(benchmark, taken_s[warm:])
-    benchmark.extra_info["min_ms"] = min(taken_s[warm:]) * 1e3
 
 
 def test_a_thousand_agents(benchmark: Any, sockets: Sockets, directory: Path) -> None:

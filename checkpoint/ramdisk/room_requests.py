@@ -45,7 +45,7 @@ class RoomListener:
         self._path = path
         self._give = give
         self._closing = threading.Event()
-        self._listener = listen(path, socket.SOCK_STREAM)
+        self._listener = listen(path)
         self._thread = threading.Thread(target=self._serve, name=f"{OWN_PREFIX}room", daemon=True)
         try:
             self._thread.start()

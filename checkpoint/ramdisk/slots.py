@@ -3,7 +3,6 @@
 - ``owner``: locked by the living process; says who that is
 - ``A.gsnp``, ``B.gsnp``: the two slots
 - ``A.<32 hex digits>``, ``B.<...>``: pieces of the one or the other, which other ranks may have, too
-- ``swap``: a socket, while its process waits for another one to leave the device (``switch``)
 - ``room``, ``spare``: sockets, while its process is parked, or its job runs (``room_requests``)
 """
 

@@ -1,4 +1,4 @@
-"""The suspend/resume transaction, its capture plan, moves, duplex swaps, and snapshots in the background.
+"""The suspend/resume transaction, its capture plan, moves, and snapshots in the background.
 
 Public face: ``switch.Switch`` (start reading there), ``background_snapshot.BackgroundSnapshot``.
 """

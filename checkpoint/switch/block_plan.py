@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -42,12 +42,12 @@ class BlockPlan(CapturePlan):
             "resume it where it was, or run it with --route tensor",
         )
 
-    def empty(self, device: Device, sids: Sequence[int] | None = None) -> None:
+    def empty(self, device: Device) -> None:
         """Take the memory of all away; the addresses stay reserved."""
         for gpu in self.gpus:
             self.shim.release(gpu)
 
-    def reserve(self, device: Device, sids: Iterable[int] | None = None) -> None:
+    def reserve(self, device: Device) -> None:
         """Take memory behind the addresses again, all of it or none; ``DeviceMemoryError``."""
         taken: list[int] = []
 

@@ -40,7 +40,7 @@ class CapturePlan:
         Bytes that stay on the device, by reason.
     """
 
-    #: Whether storages may leave and come by themselves, in any order.
+    #: Whether storages may come by themselves, in any order.
     in_parts: ClassVar[bool] = True
     layout: Layout
     storages: Sequence[torch.UntypedStorage]
@@ -108,19 +108,19 @@ class CapturePlan:
         """Copy everything into the arena."""
         return writer.take(device, zip([*self.storages, *self.extras], writer.offsets, strict=True))
 
-    def empty(self, device: Device, sids: Sequence[int] | None = None) -> None:
-        """Take the memory away from these, or from all; what is empty already stays so."""
-        leaving = range(len(self.storages)) if sids is None else sids
+    def empty(self, device: Device) -> None:
+        """Take the memory away from all; what is empty already stays so."""
         for way, leave in ((Way.FREED, device.free), (Way.DISCARDED, device.discard)):
-            its = [self.storages[sid] for sid in leaving if self.ways[sid] is way]
+            its = [
+                storage for storage, its_way in zip(self.storages, self.ways, strict=True) if its_way is way
+            ]
             if its:  # a device knows only the ways that it names itself
                 leave(its)
         device.release_caches()
 
-    def reserve(self, device: Device, sids: Iterable[int] | None = None) -> None:
-        """Take the memory of these back, or of all: all of it or none; ``DeviceMemoryError``."""
-        wanted = range(len(self.storages)) if sids is None else sids
-        device.reserve([(self.storages[sid], self.layout.sizes[sid]) for sid in wanted])
+    def reserve(self, device: Device) -> None:
+        """Take the memory of all back: all of it or none; ``DeviceMemoryError``."""
+        device.reserve(list(zip(self.storages, self.sizes, strict=True)))
 
     def copying_in(
         self, device: Device, snapshot: SnapshotFile, keys: Iterable[int], *, verify: bool

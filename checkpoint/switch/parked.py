@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -13,14 +11,11 @@ from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume, Stream
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.kernels import Device
-from gpuslice.kernels.transfer import Transfer
 from gpuslice.kernels.undo import undone_by
 
 from .capture_plan import CapturePlan
-from .duplex import arrive
 from .move import move_storages
 from .record import Stages, SwitchRecord
-from .swap_endpoints import SuccessorEnd
 
 
 class Parked(NamedTuple):
@@ -67,11 +62,8 @@ def bring_back(
     *,
     verify: bool,
     lazy: LazyResume | None,
-    swap: SuccessorEnd | None,
 ) -> Stream | None:
     """Reserve everything and copy the snapshot there; what was reserved is given back if that fails.
-
-    With a ``swap``, that begins while the one before it is still leaving the device.
 
     Returns
     -------
@@ -81,40 +73,27 @@ def bring_back(
     stages, plan = parked.stages, parked.plan
     stream: Stream | None = None
     moving = (target.torch_device, target.name.further) != (home.torch_device, home.name.further)
-    if swap is not None and (moving or not plan.in_parts):
-        with stages.stage("handover_s"):
-            swap.await_the_whole(f"a job that comes by the route {stages.record.route} comes whole")
-        swap = None
     if moving:
         plan.check_movable(home)
-
-    def bring(sids: Sequence[int]) -> Transfer:
-        with stages.stage("reserve_s"):
-            plan.reserve(target, sids)
-        with stages.stage("copy_in_s"):
-            keys, later = plan.keys, () if stream is None else stream.storages
-            now = [keys[sid] for sid in sids if keys[sid] not in later]
-            return plan.copying_in(target, parked.snapshot, now, verify=verify)()
 
     def undo() -> None:
         if stream is not None:
             stream.cancel()
         plan.empty(target)
-        if swap is not None:
-            swap.back()
 
-    with closing(swap) if swap is not None else nullcontext(), undone_by(undo, "taking the state back"):
+    with undone_by(undo, "taking the state back"):
         with stages.stage("fetch_s"):
             store.bring_back(parked.snapshot)
         with stages.stage("reserve_s"):
             if moving:
                 plan = plan.moved_to(target)
-            elif lazy is not None and swap is None and plan.in_parts:
+            elif lazy is not None and plan.in_parts:
                 stream = lazy.hold_back(plan.freed)
-        if swap is None:
-            stages.record.copy_in = bring(range(len(plan.storages)))
-        else:
-            stages.record.copy_in = arrive(target, plan.sizes, swap, stages, bring)
+            plan.reserve(target)
+        with stages.stage("copy_in_s"):
+            later = () if stream is None else stream.storages
+            now = [key for key in plan.keys if key not in later]
+            stages.record.copy_in = plan.copying_in(target, parked.snapshot, now, verify=verify)()
         process_rng.restore(parked.shared_random)
         if moving:
             if parked.device_random is not None:

@@ -57,9 +57,6 @@ class SwitchRecord:
     reserve_s: float = 0.0
     verify_s: float = 0.0
     copy_in_s: float = 0.0
-    bytes_given: int = 0
-    bytes_taken: int = 0
-    handover_s: float = 0.0
     bytes_later: int = 0
     stream_s: float = 0.0
     awaited_s: float = 0.0

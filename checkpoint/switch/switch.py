@@ -6,24 +6,21 @@
 2. find the live storages of the device;
 3. plan the capture; what cannot be captured is refused by name;
 4. take room in the RAM disk;
-5. meet the successor, if a job waits for the device;
-6. copy out, with checksums taken on the way;
-7. publish the snapshot;
-8. keep the states of the random number generators;
-9. empty the device;
-10. park: keep what the resume needs.
+5. copy out, with checksums taken on the way;
+6. publish the snapshot;
+7. keep the states of the random number generators;
+8. empty the device;
+9. park: keep what the resume needs.
 
-What fails up to step 7 changes nothing; what fails after it is undone from the snapshot. A resume is
+What fails up to step 6 changes nothing; what fails after it is undone from the snapshot. A resume is
 `parked.bring_back`, and then the gate opened. If it fails, the snapshot is kept and it may be tried again.
-
-With a successor, emptying and reserving go portion by portion in step 6 (``duplex``).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -48,10 +45,8 @@ from gpuslice.types import Route
 
 from .block_plan import plan_blocks
 from .capture_plan import CapturePlan, plan_capture
-from .duplex import copy_out, meet
 from .parked import Parked, bring_back, empty
 from .record import Stages, SwitchRecord
-from .swap_endpoints import Successor, SuccessorEnd
 
 
 class Switch:
@@ -129,7 +124,6 @@ class Switch:
         boundary: int,
         named: Mapping[str, object] | None = None,
         restartable: bool = False,
-        successor: Successor | None = None,
     ) -> SwitchRecord:
         """Take the state away from the device.
 
@@ -141,8 +135,6 @@ class Switch:
             Objects that another process can restore from the snapshot (see ``state.describe``).
         restartable
             Whether ``named`` is all that another process needs.
-        successor
-            Who takes the device over while this job is still leaving it, if it waits for that.
 
         Returns
         -------
@@ -171,25 +163,20 @@ class Switch:
             self._quiesce(stages)
             state, plan = self._plan(stages, named or {})
             writer = self._admit(stages, plan, share=self._shares)
-            with ExitStack() as swap:
-                with writer:
-                    leaving = meet(successor, self.device, plan, writer, stages)
-                    if leaving is not None:
-                        swap.enter_context(leaving.undone_if_it_fails())
-                    copy_out(self.device, plan, writer, leaving, stages)
-                    with stages.stage("publish_s"):
-                        snapshot = writer.publish(
-                            state.tree, plan.tensors, boundary=boundary, restartable=restartable
-                        )
-                        stages.record.bytes_shared = writer.shared_bytes
-                del state  # what was made for the snapshot alone goes before the device is emptied
-                # After the search, or these states themselves would be found and emptied.
-                shared, own = process_rng.capture(), self.device.rng_state()
-                if leaving is None or not leaving.emptied:
-                    with stages.stage("free_s"):
-                        empty(plan, self.device, snapshot, stages.record, verify=self._verify)
-                else:
-                    stages.record.record_memory(plan, self.device)
+            with writer:
+                with stages.stage("copy_out_s"):
+                    copied = plan.copy_out(self.device, writer)
+                stages.record.copy_out, stages.record.bytes_unchanged = copied, copied.unchanged_bytes
+                with stages.stage("publish_s"):
+                    snapshot = writer.publish(
+                        state.tree, plan.tensors, boundary=boundary, restartable=restartable
+                    )
+                    stages.record.bytes_shared = writer.shared_bytes
+            del state  # what was made for the snapshot alone goes before the device is emptied
+            # After the search, or these states themselves would be found and emptied.
+            shared, own = process_rng.capture(), self.device.rng_state()
+            with stages.stage("free_s"):
+                empty(plan, self.device, snapshot, stages.record, verify=self._verify)
         except RollbackError as error:
             self._lose(error)
             raise
@@ -269,13 +256,8 @@ class Switch:
         return self._store.warm_up(self._layout, share=self._shares)
 
     @heap.uncollected()
-    def resume(self, device: Device | None = None, *, swap: SuccessorEnd | None = None) -> SwitchRecord:
+    def resume(self, device: Device | None = None) -> SwitchRecord:
         """Bring the state back, to ``device`` if it is given.
-
-        Parameters
-        ----------
-        swap
-            This end of a swap with the job that is about to leave that device; it is used up.
 
         Raises
         ------
@@ -283,8 +265,6 @@ class Switch:
             If it is not suspended.
         DeviceMemoryError
             If the device lacks memory. The job is still suspended; try again.
-        HandoverError
-            If the other job did not leave. This one is still suspended; try again.
         SuspendRefusedError
             If the state cannot move to that device; names the tensor. The job is still suspended.
         CorruptSnapshotError
@@ -306,7 +286,6 @@ class Switch:
                     target,
                     verify=self._verify,
                     lazy=self._lazy,
-                    swap=swap,
                 )
                 if stream is not None:
                     self._follow(stream, parked)

@@ -15,8 +15,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from gpuslice.agent.boundary_watchdog import BoundaryWatchdog
-from gpuslice.agent.handover import HandedDevice, Handovers
-from gpuslice.agent.orders import ERROR_CHARACTERS, Orders, Phase
+from gpuslice.agent.orders import Orders, Phase
 from gpuslice.agent.peak_memory import PeakMemory
 from gpuslice.agent.scheduler_link import Link
 from gpuslice.agent.unleased_memory import UnleasedMemory
@@ -26,7 +25,6 @@ from gpuslice.errors import (
     DeviceMemoryError,
     EnvironmentUnusableError,
     GpusliceError,
-    HandoverError,
     RamDiskFullError,
     SuspendRefusedError,
 )
@@ -42,8 +40,6 @@ from gpuslice.wire import (
     PROTOCOL_VERSION,
     Bye,
     Dismiss,
-    Expect,
-    Forget,
     FromAgent,
     Hello,
     Profiled,
@@ -63,10 +59,12 @@ from gpuslice.wire import (
 _LEASE = "GPUSLICE_LEASE"
 #: A lease that was there for the asking comes within this.
 _AT_ONCE_S = 0.5
+#: Of an error that the scheduler is told.
+_ERROR_CHARACTERS = 4096
 #: Another attempt, with more room, may not meet these.
 _RETRYABLE = (AddressSpaceError, DeviceMemoryError, RamDiskFullError)
 #: After these a resume left everything as it was.
-_STILL_PARKED = (AddressSpaceError, DeviceMemoryError, HandoverError, SuspendRefusedError)
+_STILL_PARKED = (AddressSpaceError, DeviceMemoryError, SuspendRefusedError)
 
 
 class Agent:
@@ -94,7 +92,6 @@ class Agent:
         self._runtime = runtime
         self._boundaries = runtime.boundaries
         self._orders = Orders(runtime.boundaries)
-        self._handovers = Handovers(runtime, self._orders, self._report)
         self._last_suspended: Suspended | None = None
         self._skew: Skew | None = None
         self._bye: Bye | None = None
@@ -204,8 +201,7 @@ class Agent:
     def _suspend(self, boundary: int, *, leased: bool) -> bool:
         """Suspend; of a job on leave the scheduler thinks that it is parked anyway."""
         try:
-            successor = self._handovers.successor() if leased else None
-            record = self._runtime.suspend(explicit=self._boundaries.explicit, successor=successor)
+            record = self._runtime.suspend(explicit=self._boundaries.explicit)
         except GpusliceError as error:
             if not self._runtime.whole:
                 raise
@@ -236,31 +232,25 @@ class Agent:
     def _stay_parked(self) -> None:
         while True:
             with self._runtime.offering():
-                order = self._handovers.await_order()
+                order = self._orders.await_order()
             if isinstance(order, Dismiss):
                 self._end_parked()
             elif self._come_back(order):
                 return
 
-    def _come_back(self, called: Resume | HandedDevice | None) -> bool:
-        """Resume, as called or where the job was; whether that worked (if nobody called it has to)."""
-        order, swap = called if isinstance(called, HandedDevice) else (called, None)
-        if order is None:
-            self._report(self._orders.decline("a signal asks the script to end"))
+    def _come_back(self, order: Resume | None) -> bool:
+        """Resume, as ordered or where the job was; whether that worked (without an order it has to)."""
         try:
             self._names.pause()
             target = self._runtime.in_use.gpus.inside(DeviceName.parse(order.device)) if order else None
-            record = self._runtime.resume(target, swap=swap)
+            record = self._runtime.resume(target)
             self._names.follow(self._first, self._runtime.in_use.name)
         except GpusliceError as error:
             if self._runtime.whole:
                 end(error)
             if order is None or not isinstance(error, _STILL_PARKED):
                 raise
-            if isinstance(called, HandedDevice):
-                self._report(self._orders.decline(error.message))
-            else:
-                self._refuse(error, running=False)
+            self._refuse(error, running=False)
             return False
         if order is None:
             self._orders.take_leave()
@@ -298,8 +288,8 @@ class Agent:
                 epoch=self._orders.epoch,
                 boundary=self._boundaries.count,
                 running=running,
-                error=shortened(error.message, ERROR_CHARACTERS),
-                remedy=shortened(error.remedy, ERROR_CHARACTERS),
+                error=shortened(error.message, _ERROR_CHARACTERS),
+                remedy=shortened(error.remedy, _ERROR_CHARACTERS),
                 retryable=isinstance(error, _RETRYABLE) or (not running and isinstance(error, _STILL_PARKED)),
             )
         )
@@ -361,10 +351,6 @@ class Agent:
                 return self._orders.resume(message)
             case Suspend():
                 return self._orders.suspend(message)
-            case Expect():
-                return self._orders.expect(message)
-            case Forget():
-                return self._orders.forget(message)
             case Dismiss():
                 return self._orders.dismiss(message)
             case Replaced():

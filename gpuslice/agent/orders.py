@@ -5,15 +5,13 @@ thread counts a boundary before it looks at ``stop_at``; the I/O thread sets ``s
 the count. So one of them sees the other, and where both do (the count *is* ``stop_at``), the lock decides:
 the main thread parks, or the I/O thread takes ``stop_at`` back and answers ``Overshot``.
 
-    phase      Resume      Suspend                       Expect      Dismiss
-    WAITING    grant       stale                         Declined    end without the script's own code
-    RUNNING    new epoch   stop there, or Overshot       Declined    nothing
-    PARKED     grant       remembered for after Resume   expected    end without the script's own code
-    ON_LEAVE   grant       remembered for after Resume   Declined    nothing
+    phase      Resume      Suspend                       Dismiss
+    WAITING    grant       stale                         end without the script's own code
+    RUNNING    new epoch   stop there, or Overshot       nothing
+    PARKED     grant       remembered for after Resume   end without the script's own code
+    ON_LEAVE   grant       remembered for after Resume   nothing
 
-An epoch smaller than the newest one makes any order stale; stale orders change nothing. What is expected,
-a device that another job may hand over, ends by coming to it, by a Resume, or by Declined, after which the
-rank does not come to it: the lock decides that, too.
+An epoch smaller than the newest one makes any order stale; stale orders change nothing.
 """
 
 from __future__ import annotations
@@ -28,21 +26,8 @@ from enum import Enum
 
 from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
 from gpuslice.runtime.ending import ENDING_SIGNALS
-from gpuslice.types import shortened
-from gpuslice.wire import (
-    Declined,
-    Dismiss,
-    Expect,
-    Forget,
-    FromAgent,
-    Overshot,
-    Resume,
-    Successor,
-    Suspend,
-)
+from gpuslice.wire import Dismiss, FromAgent, Overshot, Resume, Suspend
 
-#: Of an error that the scheduler is told.
-ERROR_CHARACTERS = 4096
 #: How often the parked main thread looks for itself: a signal may come just before it waits.
 _LOOK_AGAIN_MS = 500
 #: A ``stop_at`` from here on is never reached: a suspend that was called off.
@@ -68,25 +53,12 @@ class Orders:
     ----------
     boundaries
         Its ``stop_at`` is ours to set.
-
-    Attributes
-    ----------
-    successor
-        Who may wait for the device at the last boundary to stop at.
-    expected
-        The device that may be handed over to this rank, while it is parked.
     """
 
     def __init__(self, boundaries: BoundaryCounter) -> None:
         self.phase = Phase.WAITING
         self.epoch = 0
         self._boundaries = boundaries
-        self.successor: Successor | None = None
-        self.expected: Expect | None = None
-        #: Whether it has come to what it expects, as far as the device is concerned.
-        self._coming = False
-        #: The newest epoch that was declined.
-        self._declined = 0
         #: Reentrant: the handler of a signal may find the main thread in here.
         self._lock = threading.RLock()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -103,56 +75,16 @@ class Orders:
         """A lease, new or (at a larger ``stop_at`` for the gang) the present one once more."""
         with self._lock:
             if order.epoch >= self.epoch:
-                self._begin(order.epoch)
+                # Where a former lease was to end is no matter any more.
+                if order.epoch > self.epoch and self.phase is Phase.PARKED:
+                    self._boundaries.stop_at = NEVER
+                elif order.epoch > self.epoch and self.phase is Phase.ON_LEAVE:
+                    self._later = NEVER
+                self.epoch = order.epoch
                 if self.phase is not Phase.RUNNING:
                     self._grant = order
                     self._tell()
         return []
-
-    def _begin(self, epoch: int) -> None:
-        """A lease, this one or a newer: where a former one was to end is no matter any more."""
-        if epoch > self.epoch and self.phase is Phase.PARKED:
-            self._boundaries.stop_at = NEVER
-        elif epoch > self.epoch and self.phase is Phase.ON_LEAVE:
-            self._later = NEVER
-        self.epoch = epoch
-
-    def expect(self, order: Expect) -> list[FromAgent]:
-        """A device may be handed over."""
-        with self._lock:
-            if order.epoch <= self.epoch or self.expected == order:
-                return []
-            if self.phase is not Phase.PARKED or order.epoch <= self._declined:
-                return [self._decline(order.epoch, "it is not parked, or has declined before")]
-            self.expected = order
-            self._tell()
-        return []
-
-    def forget(self, order: Forget) -> list[FromAgent]:
-        """It will not, or is not to be taken."""
-        with self._lock:
-            if order.epoch <= self.epoch or self._coming:
-                return []  # the Resumed of the main thread, or its Declined, is the answer
-            self._tell()
-            return [self._decline(order.epoch, "it was told to")]
-
-    def come(self, expected: Expect) -> bool:
-        """The main thread has the device that it expects, if it may take it; it answers in any case."""
-        with self._lock:
-            self._coming = self.expected is expected and not self._called()
-            return self._coming
-
-    def decline(self, error: str) -> list[FromAgent]:
-        """The main thread does not come, or not any more, to what it expects, if it is anything."""
-        with self._lock:
-            if self.expected is None:
-                return []
-            return [self._decline(self.expected.epoch, error)]
-
-    def _decline(self, epoch: int, error: str) -> Declined:
-        self._declined = max(self._declined, epoch)
-        self.expected, self._coming = None, False
-        return Declined(epoch=epoch, error=shortened(error, ERROR_CHARACTERS))
 
     def suspend(self, order: Suspend) -> list[FromAgent]:
         """A boundary to stop at."""
@@ -163,7 +95,6 @@ class Orders:
             if self.phase is Phase.ON_LEAVE:
                 self._later = order.stop_at
                 return []
-            self.successor = order.successor
             if self.phase is Phase.PARKED:
                 if order.stop_at > boundaries.count:
                     boundaries.stop_at = order.stop_at
@@ -220,9 +151,6 @@ class Orders:
     def run_on(self) -> None:
         """The main thread runs (again)."""
         with self._lock:
-            if self._coming and self.expected is not None:
-                self._begin(max(self.epoch, self.expected.epoch))
-            self.expected, self._coming = None, False
             self.phase = Phase.RUNNING
 
     def take_over(self, epoch: int) -> None:
@@ -251,50 +179,34 @@ class Orders:
         return self.phase is Phase.RUNNING and ordered
 
     def quiet_for(self, duration_s: float) -> bool:
-        """Wait for an order, or something to expect, but not longer than this; whether there was neither."""
+        """Wait up to ``duration_s`` for an order. Return True if none arrived."""
         ends_s = time.monotonic() + duration_s
-        while self.expected is None and not self.called and (left_s := ends_s - time.monotonic()) > 0:
-            self._await_news((), left_s * 1e3)
-        return self.expected is None and not self.called
+        while not self.called and (left_s := ends_s - time.monotonic()) > 0:
+            self._await_news(left_s * 1e3)
+        return not self.called
 
     def await_order(self) -> Resume | Dismiss | None:
         """Wait for a lease or the end; ``None`` if a signal asks the script to end (``interrupt``)."""
         while not self.called:
-            self._await_news((), _LOOK_AGAIN_MS)
+            self._await_news(_LOOK_AGAIN_MS)
         with self._lock:
             if self._asked_to_end:
                 return None
             if self._dismissal is not None:
                 return self._dismissal
-            grant, self._grant, self.expected = self._grant, None, None
+            grant, self._grant = self._grant, None
             return grant
 
-    def wait(self, expected: Expect | None, *sources: int) -> bool:
-        """Wait for an order, for something else to expect, or until one of ``sources`` can be read.
-
-        Returns
-        -------
-        bool
-            Whether what is expected is the same and there is no order.
-        """
-        while not self.called and self.expected is expected:
-            if self._await_news(sources, _LOOK_AGAIN_MS):
-                break
-        return not self.called and self.expected is expected
-
-    def _await_news(self, sources: tuple[int, ...], most_ms: float) -> bool:
-        """Wait for news, which may have come before; whether one of ``sources`` can be read.
+    def _await_news(self, most_ms: float) -> None:
+        """Wait up to ``most_ms`` for news, which may have come before.
 
         A signal that comes just before the wait wakes nobody, so it does not last.
         """
         poller = select.poll()
-        for source in (self._news, *sources):
-            poller.register(source, select.POLLIN)
-        ready = {source for source, _ in poller.poll(most_ms)}
-        if self._news in ready:
+        poller.register(self._news, select.POLLIN)
+        if poller.poll(most_ms):
             with suppress(BlockingIOError):
                 os.eventfd_read(self._news)
-        return not ready.isdisjoint(sources)
 
     def _tell(self) -> None:
         """Wake the main thread, if it waits, or let it not begin to."""
@@ -304,7 +216,4 @@ class Orders:
     def called(self) -> bool:
         """Whether `await_order` would not wait."""
         with self._lock:
-            return self._called()
-
-    def _called(self) -> bool:
-        return self._grant is not None or self._dismissal is not None or self._asked_to_end
+            return self._grant is not None or self._dismissal is not None or self._asked_to_end

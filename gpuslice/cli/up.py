@@ -174,7 +174,6 @@ def command(
                 scheduler_setup.tenant_ramdisk(tenant_ramdisk or []),
                 "" if spill_dir is None else str(spill_dir.absolute()),
                 spill_limit,
-                handover=True,
                 profiles=() if profiles is None else read_profiles(profiles),
                 sockets=sockets,
             )

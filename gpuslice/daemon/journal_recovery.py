@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpuslice.daemon.scheduler_setup import Setup
+from gpuslice.daemon.scheduler_setup import Setup, read_setup
 from gpuslice.errors import ConfigError, GpusliceError
 from gpuslice.sched_core.core.events import Submitted
 from gpuslice.sched_core.journal.audit import audit
@@ -74,7 +74,7 @@ def continued(directory: Path, setup: Setup) -> Setup:
 
 def _former(journal: Journal) -> Setup | None:
     written = journal.about()
-    return None if written is None else msgspec.json.decode(written, type=Setup)
+    return None if written is None else read_setup(written)
 
 
 def _differences(former: Setup, setup: Setup) -> list[str]:
@@ -161,13 +161,22 @@ def _unfinished(journal: Journal, setup: Setup) -> list[str]:
 
 
 def _refuse_unfinished(directory: Path, journal: Journal, former: Setup, setup: Setup) -> None:
-    if unfinished := _unfinished(journal, former):
+    unfinished = _unfinished(journal, former)
+    if not unfinished:
+        return
+    names = ", ".join(unfinished)
+    if former.core_version != setup.core_version:
         raise ConfigError(
-            f"jobs of the last scheduler in {directory} have not ended ({', '.join(unfinished)}); it had "
-            f"--devices {','.join(map(str, former.devices))} --policy {former.policy}, and what differs is: "
-            f"{', '.join(_differences(former, setup))}",
-            "start it with the same options, or choose another --state-dir",
+            f"jobs of the last scheduler in {directory} have not ended ({names}), and another version of "
+            f"gpuslice wrote its journal (core {former.core_version}; this is core {setup.core_version})",
+            "drain it with the version that wrote it, or choose another --state-dir",
         )
+    raise ConfigError(
+        f"jobs of the last scheduler in {directory} have not ended ({names}); it had "
+        f"--devices {','.join(map(str, former.devices))} --policy {former.policy}, and what differs is: "
+        f"{', '.join(_differences(former, setup))}",
+        "start it with the same options, or choose another --state-dir",
+    )
 
 
 def _set_aside(directory: Path) -> None:

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-import msgspec
-
-from gpuslice.daemon.scheduler_setup import Setup
+from gpuslice.daemon.scheduler_setup import CORE_VERSION, Setup, read_setup
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.core.events import Command, Event
 from gpuslice.sched_core.journal.journal import Journal
@@ -31,7 +29,7 @@ class JournalReplay:
     Raises
     ------
     EnvironmentUnusableError
-        If there is none.
+        If there is none, or another version of the core wrote it.
     JournalError
         If it cannot be read.
     """
@@ -42,11 +40,11 @@ class JournalReplay:
                 f"there is no journal {path}", "name the directory of a scheduler that was up: --state-dir"
             )
         self._journal = Journal(path, read_only=True)
-        setup = self._journal.about()
-        if setup is None:
+        try:
+            make_core = _read_setup(self._journal).make_core
+        except BaseException:
             self._journal.close()
-            raise EnvironmentUnusableError(f"{path} is the journal of nobody", "try again once it is up")
-        make_core = msgspec.json.decode(setup, type=Setup).make_core
+            raise
         self.core = make_core()
         self._replay = Replay(self._journal, self.core, make_core)
 
@@ -66,3 +64,24 @@ class JournalReplay:
     def left_out(self) -> Mapping[int, SetAside]:
         """The events that the core has not taken, by number."""
         return self._replay.rejected
+
+
+def _read_setup(journal: Journal) -> Setup:
+    """Return the setup that ``journal`` names.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If it names none, or one with another core.
+    """
+    written = journal.about()
+    if written is None:
+        raise EnvironmentUnusableError(f"{journal.path} is the journal of nobody", "try again once it is up")
+    setup = read_setup(written)
+    if setup.core_version != CORE_VERSION:
+        raise EnvironmentUnusableError(
+            f"another version of gpuslice wrote the journal {journal.path} "
+            f"(core {setup.core_version}; this is core {CORE_VERSION})",
+            "look at it with the version that wrote it",
+        )
+    return setup

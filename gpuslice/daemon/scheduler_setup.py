@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import psutil
 
 from gpuslice.config import Settings, parse_size, variable
@@ -29,6 +30,11 @@ from gpuslice.types import MAX_SECONDS, ByteCount, Count, DeviceName, Label, Pat
 if TYPE_CHECKING:  # NVML only where there are GPUs
     from gpuslice.kernels.nvml import Gpu
 
+#: The number of the core, in every journal. It grows when a core no longer does with the events of a journal
+#: what the core that wrote them did.
+CORE_VERSION = 2
+#: Of journals that name none.
+_FIRST_CORE_VERSION = 1
 #: More devices than there can be; `isdigit` would take digits that `int` does not.
 _QUOTA = re.compile(r"[0-9]{1,9}")
 _SHORTEST_LEASE_S = 1e-3
@@ -64,10 +70,10 @@ class Setup:
         Of each device, of the smallest if they differ; 0: not known.
     profiles
         What is known of pairs of scripts, for a policy that packs.
-    handover
-        Whether jobs hand devices over directly; not where a journal does not know of that.
     sockets
         On how many sockets the devices lie, in equal parts and in their order.
+    core_version
+        Of the core that makes the decisions.
     """
 
     devices: tuple[DeviceName, ...]
@@ -80,9 +86,9 @@ class Setup:
     tenant_ramdisk: Mapping[Label, Word] = field(default_factory=dict)
     spill_dir: PathText = ""
     spill_limit: Word = ""
-    handover: bool = False
     profiles: tuple[PairPrior, ...] = ()
     sockets: Count = 1
+    core_version: Count = CORE_VERSION
 
     def make_policy(self) -> Policy:
         """Who decides.
@@ -114,7 +120,6 @@ class Setup:
             switch_share=self.switch_share,
             quotas=self.quotas,
             memory_bytes=self.memory_bytes,
-            handover=self.handover,
             sockets=self.sockets,
             placement=self.options.get("placement", ""),
         )
@@ -132,6 +137,12 @@ class Setup:
             gpus = _all_gpus()
             named |= {variable("visible_gpus"): gpus, VISIBLE: gpus} if gpus else {}
         return named
+
+
+def read_setup(written: bytes) -> Setup:
+    """Return the setup that a journal names."""
+    fields: dict[str, object] = msgspec.json.decode(written)
+    return msgspec.convert({"core_version": _FIRST_CORE_VERSION} | fields, Setup)
 
 
 def _all_gpus() -> str:

@@ -26,8 +26,7 @@ class Slice:
     revoked_s, parked_s
         When it was told to go, and was gone; ``parked_s`` of one that ended is when its process did.
     suspend_s, resume_s
-        How long its suspend and its resume took. Of a device that was handed over past the scheduler the
-        order is not older than its news: the resume took as long as its stages then.
+        How long its suspend and its resume took.
     ended
         Whether the job ended in it.
     """
@@ -72,20 +71,13 @@ class Switch:
 
 @dataclass(slots=True)
 class JobRecord:
-    """What is known of one job.
-
-    Attributes
-    ----------
-    early
-        That it has come to a device which was handed to it, before the scheduler knew.
-    """
+    """What is known of one job."""
 
     name: str
     submitted_s: float
     step: int = 0
     slices: list[Slice] = field(default_factory=list)
     leases: dict[int, Slice] = field(default_factory=dict)
-    early: Resumed | None = None
     exit_code: int | None = None
 
     def slice_of(self, epoch: int) -> Slice:
@@ -138,9 +130,7 @@ class Recorder:
         message = event.message
         if isinstance(message, Progress | Suspended | Bye):
             job.step = max(job.step, message.step)
-        if isinstance(message, Resumed) and message.epoch not in job.leases:
-            job.early = message
-        elif isinstance(message, Resumed):
+        if isinstance(message, Resumed):
             self._resumed(job.slice_of(message.epoch), message, now_s)
         elif isinstance(message, Suspended):
             present = job.slice_of(message.epoch)
@@ -152,7 +142,7 @@ class Recorder:
 
     def _resumed(self, present: Slice, message: Resumed, now_s: float) -> None:
         present.resumed_s = now_s
-        present.resume_s = max(now_s - present.granted_s, sum(costs_s(message.stages_s).values()))
+        present.resume_s = now_s - present.granted_s
         present.stages_s |= costs_s(message.stages_s)
         before = next(
             (one for one in reversed(self.slices) if one is not present and one.device == present.device),
@@ -186,9 +176,6 @@ class Recorder:
             job.slices.append(self.slices[-1])
             self.holders[device] = job.name
             job.leases[message.epoch] = job.slices[-1]
-            if job.early is not None:
-                self._resumed(job.slices[-1], job.early, now_s)
-                job.early = None
         elif isinstance(message, Suspend) and job.slices[-1].revoked_s is None:
             job.slices[-1].revoked_s = now_s
 

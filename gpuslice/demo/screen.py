@@ -73,7 +73,7 @@ class Lines:
                     one = job.slice_of(event.message.epoch)
                     moved = f"{one.nbytes / 1e6:.1f} MB moved"
                     self._print(now_s, job, f"suspended in {_ms(one.suspend_s)}, {moved}")
-                case Resumed() if job.early is None:
+                case Resumed():
                     self._resumed(now_s, job)
         for command in commands:
             if isinstance(command, Tell) and isinstance(command.message, Resume):

@@ -18,7 +18,6 @@ from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.background_snapshot import BackgroundSnapshot
 from gpuslice.checkpoint.switch.process_groups import ParkedGroups
 from gpuslice.checkpoint.switch.record import SwitchRecord
-from gpuslice.checkpoint.switch.swap_endpoints import Successor, SuccessorEnd
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.config import Settings
 from gpuslice.errors import GpusliceError, SuspendedStateError, SuspendRefusedError, UsageError
@@ -210,15 +209,13 @@ class Runtime:
             self._groups.pass_by(self.boundary, self.device)
         return here
 
-    def suspend(self, *, explicit: bool, successor: Successor | None = None) -> SwitchRecord:
+    def suspend(self, *, explicit: bool) -> SwitchRecord:
         """Move the job's state off its device.
 
         Parameters
         ----------
         explicit
             Whether the script itself asked for it here.
-        successor
-            Who takes the device over, if it waits for that.
 
         Raises
         ------
@@ -239,24 +236,17 @@ class Runtime:
                 self.common_snapshots.keep()
             if self.device.name.kind != "cpu":
                 foreign_processes.refuse(self.ramdisk.directory)
-            record = self.switch.suspend(
-                boundary=self.boundary, named=named, restartable=restartable, successor=successor
-            )
+            record = self.switch.suspend(boundary=self.boundary, named=named, restartable=restartable)
             release(record)
         record.leave(live_graphs.REASON, graph_bytes)
         return record
 
-    def resume(self, device: DeviceName | None = None, *, swap: SuccessorEnd | None = None) -> SwitchRecord:
+    def resume(self, device: DeviceName | None = None) -> SwitchRecord:
         """Bring the state back, to ``device`` if it is given, and record the switch.
-
-        Parameters
-        ----------
-        swap
-            The connection to the job that is leaving that device.
 
         Raises
         ------
-        DeviceMemoryError, HandoverError, SuspendRefusedError
+        DeviceMemoryError, SuspendRefusedError
             The snapshot is kept and the resume may be tried again; refused, on the device that it left.
         SwitchFailedError
             The state did not come back.
@@ -264,7 +254,7 @@ class Runtime:
         with ours("the resume"):
             target = open_target(device, self.device, self.settings.cpu_slots)
             self._groups.restore(self.device, moves=target is not None)
-            record = self.switch.resume(target, swap=swap)
+            record = self.switch.resume(target)
         if target is not None:
             self.in_use.device = target
         self.memory_limit.restore(self.device.name)

@@ -14,7 +14,7 @@ from gpuslice.errors import EnvironmentUnusableError, SuspendRefusedError
 from gpuslice.kernels.device import Device, DeviceMemory, Hold, Way
 from gpuslice.kernels.host import copies
 from gpuslice.kernels.host.numa import node_of_gpu
-from gpuslice.kernels.host.process_memory import enclosing, overlapping, view_address
+from gpuslice.kernels.host.process_memory import overlapping, view_address
 from gpuslice.kernels.nvml import own_bytes
 from gpuslice.kernels.transfer import Checksums, Inspector, Pairs, Transfer
 from gpuslice.kernels.undo import undone_by
@@ -57,13 +57,9 @@ class CudaDevice(Device):
             )
         self.name = name
         self.torch_device = torch.device("cuda", self._first)
-        #: PCIe and NVLink carry both directions, each by a copy engine of its own.
-        self.duplex = not name.further
         self.obstacles = {torch.cuda.CUDAGraph: "a captured CUDA graph holds addresses; use the route vmm"}
         self._engines = {gpu: CudaEngine(gpu) for gpu in self._gpus}
         self._made_on: dict[int, int] = {}
-        #: Streams by address, while nothing that could change them has happened since `regions`.
-        self._streams: dict[int, int] | None = None
 
     @property
     def memory_node(self) -> int | None:
@@ -80,7 +76,6 @@ class CudaDevice(Device):
         runtime_calls.compute_on(self._first)
 
     def synchronize(self) -> None:
-        self._streams = None
         if runtime_calls.has_begun():
             for gpu in self._gpus:
                 torch.cuda.synchronize(gpu)
@@ -132,17 +127,6 @@ class CudaDevice(Device):
             return holds  # of what torch itself allocated, nothing lies over anything else
         return together(holds, [(storage.data_ptr(), storage.nbytes()) for storage in storages])
 
-    def regions(self, storages: Sequence[torch.UntypedStorage]) -> list[int]:
-        """By the allocator's segments, which ``empty_cache`` gives back whole, but for expandable ones."""
-        found = allocator_memory.segments(self._gpus)
-        self._streams = _streams_by_address(found)  # for the portions that will be freed
-        segments = [
-            (segment["address"], segment["total_size"])
-            for segment in found
-            if not segment.get("is_expandable", False)
-        ]
-        return enclosing([storage.data_ptr() for storage in storages], segments)
-
     def copy_out(
         self,
         pairs: Pairs,
@@ -182,16 +166,13 @@ class CudaDevice(Device):
         return sum(done, Transfer()) + Transfer(fallbacks=notes)
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        streams = self._streams
-        if storages and streams is None:
-            streams = _streams_by_address(allocator_memory.segments(self._gpus))
+        streams = _streams_by_address(allocator_memory.segments(self._gpus)) if storages else {}
         for storage in storages:
             if storage.nbytes():
-                self._made_on[storage._cdata] = (streams or {}).get(storage.data_ptr(), 0)
+                self._made_on[storage._cdata] = streams.get(storage.data_ptr(), 0)
                 storage.resize_(0)
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
-        self._streams = None
         freed = [(storage, nbytes) for storage, nbytes in pairs if storage.nbytes() != nbytes]
         # One stream after the other: to enter a stream costs more than a small allocation.
         by_stream: dict[tuple[int, int], list[tuple[torch.UntypedStorage, int]]] = {}

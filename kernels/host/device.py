@@ -24,7 +24,6 @@ from .process_memory import (
     AddressSpace,
     absent_bytes,
     drop_pages,
-    overlapping,
     resident_anonymous_bytes,
     trim,
     whole_pages,
@@ -95,10 +94,6 @@ class CpuDevice(Device):
     def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
         space = AddressSpace()
         return [_hold(storage, storage._cdata in fixed, alone, space) for storage in storages]
-
-    def regions(self, storages: Sequence[torch.UntypedStorage]) -> list[int]:
-        """Each by itself, as far as they do not overlap: pages are given back one by one."""
-        return overlapping([(storage.data_ptr(), storage.nbytes()) for storage in storages])
 
     def copy_out(
         self,

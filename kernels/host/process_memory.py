@@ -159,20 +159,6 @@ def overlapping(ranges: Sequence[tuple[int, int]]) -> list[int]:
     return starts
 
 
-def enclosing(addresses: Sequence[int], ranges: Sequence[tuple[int, int]]) -> list[int]:
-    """For each address where the range ``(address, nbytes)`` around it begins; itself if there is none.
-
-    The ranges do not overlap.
-    """
-    ordered = sorted(ranges)
-    found = []
-    for address in addresses:
-        index = bisect.bisect_right(ordered, (address, sys.maxsize)) - 1
-        start, nbytes = ordered[index] if index >= 0 else (address, 0)
-        found.append(start if address < start + nbytes else address)
-    return found
-
-
 def whole_pages(address: int, nbytes: int) -> tuple[int, int]:
     """The whole pages inside a range, as ``(address, nbytes)``; ``nbytes`` may be 0."""
     first = -(-address // PAGE_BYTES) * PAGE_BYTES

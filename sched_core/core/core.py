@@ -22,7 +22,7 @@ from gpuslice.sched_core.ledger import Ledger
 from gpuslice.sched_core.policy import Policy
 from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 from gpuslice.types import DeviceName
-from gpuslice.wire import Dismiss, Expect, Forget, Resume
+from gpuslice.wire import Dismiss, Resume
 from gpuslice.wire import Suspend as SuspendMessage
 
 from . import owner_requests, restarts
@@ -50,7 +50,6 @@ from .events import (
     Weighted,
     Woken,
 )
-from .handover import Handovers
 from .invariants import check
 from .planning import Planning
 from .prestart import Prestart
@@ -76,8 +75,6 @@ class Core:
         How many devices the jobs of a tenant may ask for together; tenants without one have no limit.
     memory_bytes
         Of each device; 0: not known.
-    handover
-        Whether jobs may hand devices over directly.
     sockets
         On how many sockets the devices of each node lie, in equal parts and in their order.
     placement
@@ -92,7 +89,6 @@ class Core:
         switch_share: float = SWITCH_SHARE,
         quotas: Mapping[str, int] | None = None,
         memory_bytes: int = 0,
-        handover: bool = False,
         sockets: int = 1,
         placement: str = "",
     ) -> None:
@@ -106,7 +102,6 @@ class Core:
         self.switch_costs = SwitchCosts(switch_share, self.devices)
         self.deadlines = Deadlines(self)
         self.trials = Trials(self)
-        self.handovers = Handovers(self, allowed=handover)
         self.reports = RankReports(self)
         self.prestart = Prestart(self, policy)
         self._reconciliation = Reconciliation(self)
@@ -186,9 +181,7 @@ class Core:
         """Ask the shell for ``command``."""
         self._commands.append(command)
 
-    def tell(
-        self, job: Gang, rank: int, message: Resume | SuspendMessage | Expect | Forget | Dismiss
-    ) -> None:
+    def tell(self, job: Gang, rank: int, message: Resume | SuspendMessage | Dismiss) -> None:
         """Ask for ``message`` to be sent."""
         self.order(Tell(job.id, rank, message))
 
@@ -226,7 +219,7 @@ class Core:
             self.planning.due = True
         elif job.all_parked() and job.allows(Trigger.ALL_PARKED):
             job.stand_still(now)
-            if job.needs_relaunch and not job.reached_max_steps and not job.successor:
+            if job.needs_relaunch and not job.reached_max_steps:
                 restarts.end_to_relaunch(self, job, now)
                 return
             job.move(Trigger.ALL_PARKED, now)
@@ -260,7 +253,6 @@ class Core:
         for device in job.lease:
             del self.occupants[device][job.id]
         job.lease = ()
-        self.handovers.fulfil(job, now)
 
     def begin(self, job: Gang, now: float) -> None:
         """``job`` trains: its set-up is over, what follows counts as attained service."""
@@ -337,7 +329,6 @@ class Core:
             raise job.illegal(f"end of rank {event.rank}, which is {rank.phase.value}")
         left_by_itself = rank.phase is RankPhase.LEAVING
         rank.phase = RankPhase.GONE
-        self.handovers.lost(job)
         if job.state.ended or job.relocating:
             self._gone(job, now)
         elif job.state is JobState.RELAUNCHING:

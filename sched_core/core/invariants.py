@@ -57,28 +57,6 @@ def _check_job(core: CoreContract, job: Gang) -> None:
         raise InvariantError(f"job {job.id} is {job.state.value} but its ranks are {names}")
     if job.state is JobState.SUSPENDED and len({rank.boundary for rank in job.training()}) > 1:
         raise InvariantError(f"the ranks of job {job.id} are parked at different boundaries")
-    _check_promise(core, job)
     for device in job.wanted if not job.state.ended and not job.borrowed else ():
         if job not in core.ledger.holders(device):
             raise InvariantError(f"job {job.id} is wanted on device {device} but not entered for it")
-
-
-def _check_promise(core: CoreContract, job: Gang) -> None:
-    """A promise has a predecessor, alone on the device, and one parked successor, with the next epoch."""
-    if job.successor and (successor := core.jobs[job.successor]).promise is None:
-        raise InvariantError(f"{successor.id} is to have the device of {job.id}, which nobody promised to it")
-    if (promise := job.promise) is None:
-        return
-    predecessor = core.jobs[promise.predecessor]
-    if predecessor.successor != job.id or predecessor.lease != (promise.device,):
-        raise InvariantError(f"job {job.id} was promised device {promise.device}, not by who has it")
-    if list(core.occupants[promise.device]) != [predecessor.id] or not core.handovers.promised(
-        promise.device
-    ):
-        raise InvariantError(f"device {promise.device} is promised to {job.id}, and others have it, too")
-    if promise.epoch != job.epoch + 1 or job.lease:
-        raise InvariantError(f"job {job.id} was promised epoch {promise.epoch} and has {job.epoch}")
-    if [rank.phase for rank in job.ranks] != [RankPhase.PARKED]:
-        raise InvariantError(f"job {job.id} was promised a device and is not parked")
-    if job.state is not JobState.SUSPENDED and not job.state.ended:
-        raise InvariantError(f"job {job.id} was promised a device and is {job.state.value}")

@@ -13,7 +13,6 @@ from gpuslice.sched_core.jobs.rank import Rank, RankPhase
 from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.wire import (
     Bye,
-    Declined,
     Dismiss,
     FromAgent,
     Hello,
@@ -68,9 +67,6 @@ class RankReports:
         if isinstance(message, Hello):
             self._hello(job, rank, message, now)
             return
-        if job.promise is not None and message.epoch == job.promise.epoch:
-            self._core.handovers.hear(job, rank, message, now)
-            return
         if rank.phase in (RankPhase.ABSENT, RankPhase.GONE) or message.epoch > job.epoch:
             raise job.illegal(f"{name} of rank {number} ({rank.phase.value}) with epoch {message.epoch}")
         if message.epoch < job.epoch:
@@ -97,8 +93,6 @@ class RankReports:
                 self._overshot(job, rank, message, now)
             case Refused():
                 self._refused(job, rank, message, now)
-            case Declined():
-                pass  # the promise is fulfilled or void by now, and the rank will be told to resume
             case Bye():
                 self._advance(job, rank, now, message.boundary, message.step)
                 rank.phase = RankPhase.LEAVING
@@ -130,16 +124,13 @@ class RankReports:
                 if rank.boundary >= stop_at:
                     continue
                 self._core.resume_rank(job, rank.number)
-            self._core.tell(job, rank.number, self._stop(job))
+            self._tell_to_stop(job, rank)
 
-    def _stop(self, job: Gang) -> SuspendMessage:
-        successor = self._core.handovers.named(job)
-        return SuspendMessage(epoch=job.epoch, stop_at=job.stop_at, successor=successor)
+    def _tell_to_stop(self, job: Gang, rank: Rank) -> None:
+        self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=job.stop_at))
 
     def call_off(self, job: Gang, now: float) -> None:
         """Let the gang, which was told to stop, go on; ranks that have parked come back."""
-        if job.successor:
-            self._core.handovers.withdraw(self._core.jobs[job.successor])
         job.move(Trigger.STAY, now)
         self.aim(job, NEVER)
         self._core.reconcile_later(job)
@@ -199,9 +190,6 @@ class RankReports:
 
         The last ``Suspended`` follows the Hello of a rank that is parked.
         """
-        if job.promise is not None and message.epoch == job.promise.epoch:
-            self._core.handovers.hear(job, rank, message, now)
-            return
         present = message.epoch == job.epoch
         if (
             message.epoch > job.epoch
@@ -221,8 +209,7 @@ class RankReports:
             _came_back(rank)
         self._advance(job, rank, now, message.boundary)
         if stopping and rank.phase is not RankPhase.PARKED:
-            self._core.tell(job, rank.number, self._stop(job))
-        self._core.handovers.remind(job)
+            self._tell_to_stop(job, rank)
         self._core.settle(job, now)
 
     def _advance(self, job: Gang, rank: Rank, now: float, boundary: int, step: int = 0) -> None:
@@ -255,9 +242,7 @@ class RankReports:
         job.step_time.suspended()
         self._core.switch_costs.parked(job, rank.number, message)
         self._advance(job, rank, now, message.boundary, message.step)
-        if called_off and job.successor:
-            self._left(job, now)
-        elif called_off:
+        if called_off:
             if job.allows(Trigger.LATE_PARK):
                 job.move(Trigger.LATE_PARK, now)
                 job.stand_still(now)
@@ -268,13 +253,6 @@ class RankReports:
         elif len(job.ranks) == 1:
             job.stop_at = message.boundary
         self._core.settle(job, now)
-
-    def _left(self, job: Gang, now: float) -> None:
-        """``job`` has parked though it was to go on, and its successor may have come: that one goes on."""
-        job.move(Trigger.LEFT, now)
-        job.stand_still(now)
-        self._core.vacate(job, now)
-        self._core.reconcile_later(job)
 
     def _overshot(self, job: Gang, rank: Rank, message: Overshot, now: float) -> None:
         if rank.phase is not RankPhase.ON:

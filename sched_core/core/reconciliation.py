@@ -79,12 +79,7 @@ class Reconciliation:
             core.switch_costs.begun(job)
             job.overshoots = 0
             # The first boundary is before the first mini-batch, which a job's first slice is for.
-            if not job.needs_relaunch:
-                core.handovers.promise(job, now)
             core.reports.aim(job, max(1, *(rank.boundary for rank in job.ranks)) + 1)
-        elif job.promise is not None:
-            if job.wanted != (job.promise.device,):
-                core.handovers.withdraw(job)
         elif job.needs_relaunch and job.launched and job.allows(Trigger.RELAUNCH):
             if job.state is not JobState.SUSPENDING:
                 restarts.end_to_relaunch(core, job, now)
@@ -103,8 +98,6 @@ class Reconciliation:
         core = self._core
         if job.relocating or not job.training() or not job.ready:
             return False  # they are still coming, or ending, or gone, and how they ended will be told
-        if any(map(core.handovers.promised, job.wanted)):
-            return False
         if job.borrowed:
             return not any(core.occupants[device] for device in job.borrowed)
         return all(

@@ -1,4 +1,4 @@
-"""A job as the live scheduler runs it: its ranks, states, command, promises, failures and waiting times.
+"""A job as the live scheduler runs it: its ranks, states, command, failures and waiting times.
 
 ``gang.Gang`` is the job; ``states.TRANSITIONS`` is the only table of how its state changes.
 Nothing here decides anything: ``sched_core.core`` does.

@@ -10,7 +10,6 @@ from gpuslice.sched_core.job import Job, JobSpec
 
 from .failures import Kind
 from .program import Program
-from .promise import Promise
 from .rank import Rank, RankPhase
 from .states import TRANSITIONS, JobState, Trigger
 from .step_time import StepTime
@@ -39,10 +38,6 @@ class Gang(Job):
     width, world
         How many of the ranks, the first ones, its last lease was for (0: there was none), and the epoch since
         when these are the ones that train. The others of an elastic job wait.
-    successor
-        Who was promised its device; empty: nobody.
-    promise
-        Of the device of another that is about to leave it.
     requested_devices
         Devices its owner wants it moved to, until that has been done; empty when none.
     held
@@ -112,9 +107,9 @@ class Gang(Job):
         *("attempt", "blame", "borrowed", "deadline_missed", "ended_s", "exit_code", "failure"),
         *("fair_share_s", "finishing", "first_hello_s", "fragmentation_s", "given_up", "gone_s"),
         *("held", "history", "home", "late", "launched", "lease", "left_s", "lent", "missed", "nodes"),
-        *("ordered_s", "overshoots", "program", "promise", "ranks", "reason", "refusals", "relaunches"),
+        *("ordered_s", "overshoots", "program", "ranks", "reason", "refusals", "relaunches"),
         *("relocating", "requested_devices", "retry_at_s", "said", "setup_s", "setup_since_s", "state"),
-        *("state_nodes", "step_time", "stop_at", "successor", "switch_error_s", "switch_predicted_s"),
+        *("state_nodes", "step_time", "stop_at", "switch_error_s", "switch_predicted_s"),
         *("switch_s", "trains", "tried", "waited_s", "waits_since", "width", "world"),
     )
 
@@ -130,8 +125,7 @@ class Gang(Job):
         self.nodes: tuple[int, ...] = ()
         self.state_nodes: tuple[int, ...] = ()
         self.requested_devices: tuple[int, ...] = ()
-        self.promise: Promise | None = None
-        self.successor = self.said = self.reason = self.failure = ""
+        self.said = self.reason = self.failure = ""
         self.held = self.lent = self.late = self.given_up = self.relocating = False
         self.launched = self.trains = self.finishing = self.deadline_missed = False
         self.stop_at = self.overshoots = self.refusals = self.missed = 0

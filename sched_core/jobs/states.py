@@ -52,7 +52,6 @@ class Trigger(Enum):
     SUCCEED = "exit 0"
     FAIL = "failure"
     CANCEL = "cancel"
-    LEFT = "parked after all"  # the same, of a job whose device has perhaps been handed over
     RETRY = "started again"
     RELAUNCH = "to be started anew"  # for another number of devices
 
@@ -66,7 +65,6 @@ TRANSITIONS: dict[tuple[JobState, Trigger], JobState] = {
     (_S.SUSPENDING, _T.ALL_PARKED): _S.SUSPENDED,
     (_S.SUSPENDING, _T.STAY): _S.RESUMING,
     (_S.RUNNING, _T.LATE_PARK): _S.RESUMING,
-    (_S.RUNNING, _T.LEFT): _S.SUSPENDED,
     (_S.SUSPENDED, _T.GRANT): _S.RESUMING,
     (_S.RESUMING, _T.ALL_ON): _S.RUNNING,
     (_S.FAILED, _T.RETRY): _S.QUEUED,

@@ -65,7 +65,7 @@ class Account:
     slices
         The last ``RECENT``, the oldest first.
     given
-        How many there were. (Epochs are more: a promise that comes to nothing uses one up.)
+        How many there were.
     switches
         How often it was suspended and brought back.
     blackout_s
@@ -90,8 +90,7 @@ class Account:
 
     def reported(self, job: Gang, rank: int, message: Suspended | Resumed) -> bool:
         """Take note of one rank's half of a switch; whether it counts."""
-        promised = job.promise.epoch if job.promise is not None else self.phase.epoch
-        if message.epoch not in (self.phase.epoch, promised):
+        if message.epoch != self.phase.epoch:
             return False  # too late; the core has dropped it
         if isinstance(message, Suspended):
             park = (message.epoch, message.boundary)
@@ -115,8 +114,7 @@ class Account:
         if job.lease and (former.epoch != job.epoch or not former.devices):
             self.slices.append(Slice(job.lease, now))
             self.given += 1
-        # Handed its device directly, it may have been back before that could be known.
-        if job.state is JobState.RUNNING and former.state in (JobState.RESUMING, JobState.SUSPENDED):
+        if job.state is JobState.RUNNING and former.state is JobState.RESUMING:
             self.switches += 1
             self.blackout_s += max(self._cost_s.values(), default=0.0)
             self._cost_s.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +23,6 @@ from gpuslice.checkpoint.ramdisk.store import JobStore
 
 from ..patience import PATIENCE_S
 from .harness import Job
-from .remote import Remote
 
 MIB = 1 << 20
 #: One large storage of several chunks, one just large enough, small ones, an empty one.
@@ -196,42 +194,3 @@ def actor(disk: RamDisk) -> Iterator[Callable[..., ActorProcess]]:
     yield start
     for process in started:
         process.end()
-
-
-#: Runs swapper.py with what it imports of its folder, and gpuslice from where it is installed.
-_AS_A_PACKAGE = """
-import runpy, sys, types
-sys.modules["tests"] = tests = types.ModuleType("tests")
-tests.__path__ = [sys.argv[1]]
-runpy.run_module("tests.checkpoint.swapper", run_name="__main__")
-"""
-
-
-@pytest.fixture(scope="session")
-def troupe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path, Path], Remote]]:
-    """``troupe(disk, memory)`` starts a player."""
-    address = str(tmp_path_factory.mktemp("troupe") / "players")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-        listener.settimeout(PATIENCE_S)
-        forks = subprocess.Popen(
-            [sys.executable, "-P", "-c", _AS_A_PACKAGE, str(Path(__file__).parents[1]), address],
-            stdin=subprocess.PIPE,
-            text=True,
-        )
-        assert forks.stdin is not None
-        started: list[Remote] = []
-
-        def start(disk: Path, memory: Path) -> Remote:
-            assert forks.stdin is not None
-            forks.stdin.write(json.dumps([str(disk), str(memory)]) + "\n")
-            forks.stdin.flush()
-            started.append(Remote(listener.accept()[0]))
-            return started[-1]
-
-        yield start
-        for player in started:
-            player.kill()
-        forks.stdin.close()
-        assert forks.wait(PATIENCE_S) == 0

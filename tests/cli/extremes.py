@@ -77,7 +77,6 @@ def reports(job: str, epoch: int = 1) -> list[wire.FromAgent]:
         wire.Resumed(epoch=epoch, boundary=12, stages_s=stages_s),
         wire.Overshot(epoch=epoch, boundary=14),
         wire.Refused(epoch=epoch, boundary=3, running=True, error="e", remedy="r", retryable=False),
-        wire.Declined(epoch=epoch, error="e"),
         wire.Bye(epoch=epoch, boundary=40, step=39),
     ]
 

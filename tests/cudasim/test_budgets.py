@@ -119,34 +119,6 @@ def test_a_first_suspend_makes_two_streams_and_no_pool_of_them(warm_workshop: Wo
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
 
 
-def test_a_swap_in_portions_asks_the_allocator_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, ask, asked = open_device(DeviceName("cuda", 0)), torch.cuda.memory_snapshot, []
-
-    def asking() -> object:
-        asked.append(1)
-        return ask()  # type: ignore[no-untyped-call]
-
-    side = torch.cuda.Stream(0)
-    with torch.cuda.stream(side):
-        storages = [torch.ones(4 * MIB, device="cuda:0").untyped_storage() for _ in range(4)]
-    sizes = [storage.nbytes() for storage in storages]
-    device.synchronize()
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", asking)
-    device.regions(storages)
-    for storage in storages:
-        device.free([storage])
-    assert len(asked) == 1
-    device.reserve(list(zip(storages, sizes, strict=True)))
-    monkeypatch.undo()
-    addresses = {storage.data_ptr() for storage in storages}
-    found = {
-        segment["stream"]
-        for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-        if any(segment["address"] <= at < segment["address"] + segment["total_size"] for at in addresses)
-    }
-    assert found == {side.cuda_stream}, "each is back on its own stream"
-
-
 def test_what_has_not_changed_is_not_copied(store: JobStore) -> None:
     tensor = torch.arange(16 * MIB, dtype=torch.uint8, device="cuda:0")
     switch = Switch(open_device(DeviceName("cuda", 0)), store)

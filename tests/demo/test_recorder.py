@@ -138,26 +138,3 @@ def test_the_picture_shows_who_holds_the_device(recorder: Recorder, until_s: flo
     tell(recorder, picture, until_s=until_s)
     console.print(picture.render())
     assert expected in output.getvalue()
-
-
-def test_a_job_that_was_handed_its_device_is_counted_when_the_scheduler_knows(recorder: Recorder) -> None:
-    core = Core([DeviceName("cpu", 0)], RoundRobin(quantum_s=2.0), handover=True)
-    stages_s = {"copy_in_s": 0.25}
-    early = Reported("a", 0, wire.Resumed(epoch=2, boundary=5, stages_s=stages_s))
-    parked = wire.Suspended(epoch=1, boundary=4, step=4, nbytes=10, stages_s={"copy_out_s": 0.5})
-    output, now_s = io.StringIO(), 0.0
-    lines = Lines(Console(file=output, width=120), recorder, {"a": 20, "b": 9})
-    for now_s, event in story():
-        if now_s > 2.5:
-            break
-        recorder.observe(event, now_s, core.handle(event, now_s))
-    first = Reported("b", 0, wire.Progress(epoch=1, boundary=2, step=2))
-    for now_s, event in ((2.6, first), (4.7, Woken()), (4.8, early), (5.0, Reported("b", 0, parked))):
-        commands = core.handle(event, now_s)
-        recorder.observe(event, now_s, commands)
-        lines.observe(event, now_s, commands)
-    assert core.jobs["a"].lease == (0,)
-    assert (recorder.holders, recorder.jobs["a"].slices[-1].resumed_s) == ({"cpu:0": "a"}, 5.0)
-    assert recorder.switches[-1].blackout_s == pytest.approx(0.75)
-    said = [" ".join(line.split()[3:]) for line in output.getvalue().splitlines()]
-    assert said == ["b step 4/9 suspended in 500.0 ms, 0.0 MB moved", "a step 5/20 resumed in 250.0 ms"]

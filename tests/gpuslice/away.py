@@ -26,7 +26,7 @@ from gpuslice.agent.drill import Drill
 from gpuslice.checkpoint.discover import heap
 from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume
 from gpuslice.config import Settings
-from gpuslice.errors import DeviceMemoryError, HandoverError
+from gpuslice.errors import DeviceMemoryError
 from gpuslice.kernels import Device
 from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.launch.rank_identity import RankIdentity
@@ -44,7 +44,6 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "host-memory": MemoryError,
     "interrupt": KeyboardInterrupt,
     "exit": lambda: SystemExit(0),
-    "handover": lambda: HandoverError("nobody left"),
 }
 CPU = CpuDevice(DeviceName("cpu", None))
 #: The protocol's methods and attributes that do something.

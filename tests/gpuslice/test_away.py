@@ -18,7 +18,7 @@ from .away import ERRORS
 
 SCRIPT = Path(__file__).with_name("away.py")
 #: All but "cuda".
-OTHER_KINDS = "memory,interrupt,torch-memory,host-memory,exit,handover"
+OTHER_KINDS = "memory,interrupt,torch-memory,host-memory,exit"
 #: Exit codes of errors of ours; 99 stands for a script that ended by an exception it did not catch.
 OURS = {3, 4, 5}
 

@@ -22,15 +22,11 @@ FROM_AGENT = [
     wire.Resumed(epoch=2, boundary=12, stages_s={"copy_in": 0.5}),
     wire.Overshot(epoch=1, boundary=14),
     wire.Refused(epoch=1, boundary=3, running=True, error="e", remedy="r", retryable=False),
-    wire.Declined(epoch=3, error="e"),
     wire.Bye(epoch=2, boundary=40, step=39),
 ]
 TO_AGENT = [
     wire.Welcome(version=1),
     wire.Suspend(epoch=1, stop_at=13),
-    wire.Suspend(epoch=1, stop_at=13, successor=wire.Successor(job="b", epoch=3)),
-    wire.Expect(epoch=3, device="cuda:1", predecessor="a"),
-    wire.Forget(epoch=3),
     wire.Resume(epoch=2, device="cuda:1"),
     wire.Resume(epoch=2, device="cuda:1", width=3, world=2),
     wire.Dismiss(epoch=2),

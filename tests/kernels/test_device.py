@@ -84,14 +84,6 @@ def test_tensors_stay_valid_views(device: Device) -> None:
     assert base._version == 0
 
 
-def test_storages_that_do_not_overlap_can_go_one_by_one_or_many_at_once(device: Device) -> None:
-    storages = storages_on(device, SIZES)
-    regions = device.regions(storages)
-    assert len(regions) == len(storages)
-    by_address = sorted(range(len(storages)), key=lambda index: storages[index].data_ptr())
-    assert [regions[index] for index in by_address] == sorted(regions)
-
-
 def test_what_is_free_is_not_freed_again(device: Device) -> None:
     storages = storages_on(device, SIZES)
     before = [content(storage) for storage in storages]

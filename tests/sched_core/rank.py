@@ -6,8 +6,8 @@ counts boundaries, one every few milliseconds while it has a lease, and exits af
 is a path, where it finds a file of that name.
 ``--deaf`` ignores SIGTERM. ``--portable`` says that another process could go on. ``--dies parking`` and
 ``--dies returning`` kill it in the middle of a suspend or resume. With ``RANK_LOCKS``, a directory, it is the
-only one on its device, or says "clash", and it hands its device over directly where it is told to. With
-``WORLD`` above 1 and no ``RANK`` in the environment it is the launcher of that many ranks.
+only one on its device, or says "clash". With ``WORLD`` above 1 and no ``RANK`` in the environment it is the
+launcher of that many ranks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from pathlib import Path
 import zmq
 
 from gpuslice import wire
-from gpuslice.checkpoint.switch.swap_endpoints import Successor, SwapListener
-from gpuslice.checkpoint.switch.swap_protocol import Terms
-from gpuslice.errors import HandoverError
 
 PACE_MS = 2
 
@@ -47,11 +44,6 @@ class Rank:
         self.training = False
         self.stop_at: int | None = None
         self.lock: int | None = None
-        self.device = ""
-        self.successor: wire.Successor | None = None
-        self.expected: wire.Expect | None = None
-        self.door: SwapListener | None = None
-        self.declined = 0
         self.socket = zmq.Context.instance().socket(zmq.DEALER)
         self.standing: wire.Suspended | None = None
         self.socket.setsockopt(zmq.LINGER, 1000)
@@ -92,9 +84,7 @@ class Rank:
             ready = dict(self.poller.poll(PACE_MS if self.training else None))
             if self.monitor in ready:
                 self.greet()
-            if self.door is not None and self.door.fileno() in ready:
-                self.meet(self.door)
-            elif self.socket in ready:
+            if self.socket in ready:
                 self.obey(wire.decode_to_agent(self.socket.recv()))
             elif self.training:
                 self.pass_boundary()
@@ -120,7 +110,7 @@ class Rank:
         if self.boundary == self.stop_at:
             self.die("parking")
             self.training, self.stop_at = False, None
-            self.hand_over()
+            self.leave()
             self.standing = wire.Suspended(
                 epoch=self.epoch,
                 boundary=self.boundary,
@@ -131,62 +121,8 @@ class Rank:
             )
             self.send(self.standing)
 
-    def hand_over(self) -> None:
-        """Be on no device, and say so to a successor that waits."""
-        successor, predecessor = self.successor, None
-        if successor is not None and "RANK_LOCKS" in os.environ:
-            predecessor = Successor(
-                room(successor.job), Terms(self.job, successor.job, successor.epoch, self.device)
-            ).meet(0)
-        self.leave()
-        if predecessor is not None:
-            predecessor.whole()
-            predecessor.close()
-
-    def expect(self, order: wire.Expect) -> None:
-        if self.training or order.epoch <= max(self.epoch, self.declined) or "RANK_LOCKS" not in os.environ:
-            self.decline(order.epoch)
-        elif self.expected != order:
-            self.shut()
-            self.expected = order
-            room(self.job).mkdir(mode=0o700, exist_ok=True)
-            self.door = SwapListener(
-                room(self.job), Terms(order.predecessor, self.job, order.epoch, order.device)
-            )
-            self.poller.register(self.door.fileno(), zmq.POLLIN)
-
-    def meet(self, door: SwapListener) -> None:
-        """Somebody has knocked."""
-        order, successor = self.expected, door.await_predecessor(0.0)
-        if order is None or successor is None:
-            return
-        self.shut()
-        try:
-            successor.await_vacated()
-        except HandoverError:
-            self.decline(order.epoch)
-        else:
-            say("came through its door")
-            self.resume(order.epoch, order.device)
-        finally:
-            successor.close()
-
-    def decline(self, epoch: int) -> None:
-        if epoch > self.epoch:
-            self.shut()
-            self.declined = max(epoch, self.declined)
-            self.send(wire.Declined(epoch=epoch, error="not now"))
-
-    def shut(self) -> None:
-        """Expect nothing."""
-        if self.door is not None:
-            self.poller.unregister(self.door.fileno())
-            self.door.close()
-        self.door = self.expected = None
-
     def resume(self, epoch: int, device: str) -> None:
-        self.shut()
-        self.epoch, self.training, self.standing, self.device = epoch, True, None, device
+        self.epoch, self.training, self.standing = epoch, True, None
         self.enter(device)
         self.send(wire.Resumed(epoch=epoch, boundary=self.boundary, stages_s={}))
 
@@ -215,21 +151,11 @@ class Rank:
             if self.standing is not None:
                 self.die("returning")
             self.resume(message.epoch, message.device)
-        elif isinstance(message, wire.Expect):
-            self.expect(message)
-        elif isinstance(message, wire.Forget):
-            self.decline(message.epoch)
         elif isinstance(message, wire.Suspend):
-            self.successor = message.successor
             if self.boundary >= message.stop_at:
                 self.send(wire.Overshot(epoch=self.epoch, boundary=self.boundary))
             else:
                 self.stop_at = message.stop_at
-
-
-def room(job: str) -> Path:
-    """Where ``job`` has its door."""
-    return Path(os.environ["RANK_LOCKS"]) / f"of-{job}"
 
 
 def launch_ranks(world: int) -> int:

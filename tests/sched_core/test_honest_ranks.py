@@ -2,7 +2,7 @@
 
 The core and the ranks' own `Orders`, with everything between them in hand: each message is delivered when
 chance wants, in order, or lost with a scheduler that died. What the ranks really do with devices is written
-down here, handovers from rank to rank included.
+down here.
 """
 
 from __future__ import annotations
@@ -52,9 +52,6 @@ class Rank:
         self.standing: wire.Suspended | None = None
         self.device: str | None = None
         self.alive = True
-        #: The device that it waits for at its door, and whether it was told that it has it, or will not.
-        self.door: wire.Expect | None = None
-        self.word: str | None = None
         self.greet()
 
     def greet(self) -> None:
@@ -79,38 +76,16 @@ class Rank:
                 self.outbox += self.orders.resume(order)
             case wire.Suspend() as order:
                 self.outbox += self.orders.suspend(order)
-            case wire.Expect() as order:
-                self.outbox += self.orders.expect(order)
-            case wire.Forget() as order:
-                self.outbox += self.orders.forget(order)
 
     def go_on(self, *, well: bool) -> None:
         """What the main thread does while it is parked; ``well``: there is room on the device."""
         if self.orders.called:
-            self.door = self.word = None
             order = self.orders.await_order()
             assert isinstance(order, wire.Resume)
             if well or self.standing is None:
                 self._enter(order.device)
             else:
                 self.outbox.append(refused(self.orders.epoch, self.boundaries.count, running=False))
-        elif self.word is not None:
-            self._hear(well=well)
-        else:
-            self.door = self.orders.expected
-
-    def _hear(self, *, well: bool) -> None:
-        """What came through the door is no use if it was closed meanwhile."""
-        door, word = self.door, self.word
-        self.door = self.word = None
-        assert door is not None
-        if word == "yours" and self.orders.come(door):
-            if well:
-                self._enter(door.device)
-            else:
-                self.outbox += self.orders.decline("no room")
-        elif self.orders.expected is door:
-            self.outbox += self.orders.decline("nothing came of it")
 
     def _enter(self, device: str) -> None:
         self.device, self.standing = device, None
@@ -132,7 +107,7 @@ class World:
         self.random = random.Random(seed)
         self.policy = self.random.choice(sorted(POLICIES))
         devices = self.random.choice([1, 1, 2])
-        self.driver = Driver(devices, make_policy(self.policy, POLICIES[self.policy]), handover=True)
+        self.driver = Driver(devices, make_policy(self.policy, POLICIES[self.policy]))
         self.ranks: dict[str, Rank] = {}
         self.ends: list[Event] = []
         self.doomed: set[str] = set()
@@ -288,8 +263,7 @@ class World:
             rank.outbox.append(wire.Progress(epoch=rank.orders.epoch, boundary=at, step=at))
 
     def leave(self, rank: Rank, outcome: str) -> None:
-        """A suspend, with whoever waits at its own door for just this one."""
-        successor = self.knock(rank)
+        """A suspend."""
         if outcome == "refuses":
             rank.orders.run_on()
             rank.outbox.append(refused(rank.orders.epoch, rank.boundaries.count, running=True))
@@ -297,23 +271,6 @@ class World:
             self.die(rank)
         else:
             rank.park()
-        if successor is not None:
-            successor.word = "not yours" if outcome == "refuses" else "yours"
-
-    def knock(self, rank: Rank) -> Rank | None:
-        """Who opens."""
-        named = rank.orders.successor
-        successor = None if named is None else self.living(named.job)
-        if (
-            named is None
-            or successor is None
-            or successor.door is None
-            or successor.word is not None
-            or rank.device is None
-        ):
-            return None
-        terms = wire.Expect(epoch=named.epoch, device=rank.device, predecessor=rank.job)
-        return successor if successor.door == terms else None
 
     def die(self, rank: Rank) -> None:
         rank.alive, rank.device = False, None

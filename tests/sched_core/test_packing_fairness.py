@@ -54,7 +54,7 @@ def starving(world: World) -> list[str]:
 @pytest.mark.parametrize("policy", TURNS)
 @pytest.mark.parametrize("seed", [5, 8])
 def test_whatever_owners_do_nobody_starves(policy: str, seed: int) -> None:
-    world = World(COMPUTES | WAITS, policy, devices=2, options=TURNS[policy], handover=True)
+    world = World(COMPUTES | WAITS, policy, devices=2, options=TURNS[policy])
     anything(world, seed)
     assert not starving(world)
     assert not world.said("policy_failed")
@@ -65,7 +65,7 @@ def test_whatever_owners_do_nobody_starves(policy: str, seed: int) -> None:
 def test_whatever_owners_do_packing_makes_nobody_wait_longer(policy: str, seed: int) -> None:
     waiting = []
     for pack in (True, False):
-        world = World(COMPUTES | WAITS, policy, devices=2, options=NO_TURNS[policy], pack=pack, handover=True)
+        world = World(COMPUTES | WAITS, policy, devices=2, options=NO_TURNS[policy], pack=pack)
         anything(world, seed)
         waiting.append(len(starving(world)))
         assert not world.said("policy_failed")

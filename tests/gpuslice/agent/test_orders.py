@@ -134,10 +134,10 @@ def test_a_signal_between_the_look_and_the_wait_is_not_lost(
     rank.parked(boundary=3)
     wait = rank.orders._await_news
 
-    def late(sources: tuple[int, ...], most_ms: float) -> bool:
+    def late(most_ms: float) -> None:
         rank.orders._asked_to_end = True  # as if its handler ran just before, and woke nobody
         assert most_ms < 10_000, "nobody would ever wake it"
-        return wait(sources, most_ms)
+        wait(most_ms)
 
     monkeypatch.setattr(rank.orders, "_await_news", late)
     assert rank.orders.await_order() is None

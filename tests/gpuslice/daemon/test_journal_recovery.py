@@ -6,12 +6,14 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpuslice.daemon.journal_recovery import continued, open_journal
+from gpuslice.daemon.replay import JournalReplay
 from gpuslice.daemon.scheduler_setup import Setup
-from gpuslice.errors import ConfigError
-from gpuslice.sched_core.core.events import Submitted
+from gpuslice.errors import ConfigError, EnvironmentUnusableError
+from gpuslice.sched_core.core.events import Cancelled, Exited, Reported, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError
@@ -131,3 +133,38 @@ def test_unfinished_jobs_keep_the_memory_that_they_were_accepted_by(tmp_path: Pa
     with pytest.raises(ConfigError, match="differs is: switch_share, memory_bytes, spill_limit"):
         open_journal(tmp_path, other, accept_loss=False, warn=refuse_to_warn)
     open_journal(tmp_path, continued(tmp_path, after), accept_loss=False, warn=refuse_to_warn).close()
+
+
+class Declined(msgspec.Struct, tag="declined"):
+    """What a rank said to a former core."""
+
+    epoch: int
+    error: str
+
+
+@pytest.fixture
+def of_another_core(tmp_path: Path) -> Path:
+    """A scheduler's directory whose journal is of the first core, with an event that is none today."""
+    (tmp_path / "logs").mkdir()
+    fields = msgspec.to_builtins(SETUP) | {"handover": True}
+    del fields["core_version"]
+    with Journal(tmp_path / FILE) as journal:
+        journal.introduce(msgspec.json.encode(fields))
+        journal.append(Submitted(JobSpec(id="a", submit_s=0.0), Program(("true",), "/")), 1.0, quiet=False)
+        journal.append(Reported("a", 0, Declined(2, "not now")), 2.0, quiet=False)  # type: ignore[arg-type]
+    return tmp_path
+
+
+def test_unfinished_jobs_of_another_core_are_refused_by_name(of_another_core: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\(a\), and another version .* \(core 1; .*\(drain it with"):
+        open_journal(of_another_core, SETUP, accept_loss=False, warn=refuse_to_warn)
+    with pytest.raises(EnvironmentUnusableError, match="another version of gpuslice wrote the journal"):
+        JournalReplay(of_another_core / FILE)
+
+
+def test_a_journal_of_another_core_is_set_aside_once_its_jobs_have_ended(of_another_core: Path) -> None:
+    with Journal(of_another_core / FILE) as journal:
+        journal.append(Cancelled("a", "drained"), 3.0, quiet=False)
+        journal.append(Exited("a", -15), 4.0, quiet=False)
+    open_journal(of_another_core, SETUP, accept_loss=False, warn=refuse_to_warn).close()
+    assert (of_another_core / "past-1" / FILE).exists()

@@ -18,7 +18,6 @@ from gpuslice.kernels.host.process_memory import (
     HugePages,
     address_space,
     drop_pages,
-    enclosing,
     overlapping,
     view_address,
     whole_pages,
@@ -138,12 +137,6 @@ def test_ranges_that_overlap_are_found() -> None:
     assert overlapping([(30, 10), (10, 10), (20, 10)]) == [30, 10, 20]  # they only touch
     assert overlapping([(10, 30), (15, 5), (39, 11), (49, 1), (50, 1)]) == [10, 10, 10, 10, 50]
     assert overlapping([(20, 5), (10, 0), (10, 11)]) == [10, 10, 10]
-
-
-def test_the_range_around_an_address_is_found() -> None:
-    ranges = [(100, 50), (10, 20)]
-    assert enclosing([10, 29, 30, 99, 100, 149, 150, 5], ranges) == [10, 10, 30, 99, 100, 100, 150, 5]
-    assert enclosing([7], []) == [7]
 
 
 def test_a_name_that_is_no_text_does_not_hide_what_is_resident(

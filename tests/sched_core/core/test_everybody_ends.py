@@ -90,7 +90,6 @@ class World:
         self.nodes = draw.choice([("",), ("",), ("", "n1"), ("", "n1", "n2")])
         self.seed, self._policy = seed, draw.choice(POLICIES)
         options: dict[str, Any] = {
-            "handover": draw.random() < 0.5,
             "quotas": {"t": 2} if draw.random() < 0.3 else None,
             "memory_bytes": draw.choice([0, 8]),
             "placement": draw.choice(["", "", "spread"]),
@@ -214,14 +213,10 @@ class World:
                 answer = wire.Overshot(epoch=order.epoch, boundary=max(boundary, order.stop_at))
             else:
                 answer = self._suspended(order)
-        elif isinstance(order, wire.Resume):
-            answer = wire.Resumed(epoch=order.epoch, boundary=boundary, stages_s={})
-            if luck < 0.1:
-                answer = refused(order.epoch, boundary, running=False, retryable=draw.random() < 0.9)
-        elif isinstance(order, wire.Expect) and luck > 0.5 and not well:
-            answer = wire.Resumed(epoch=order.epoch, boundary=boundary, stages_s={})
+        elif luck < 0.1:
+            answer = refused(order.epoch, boundary, running=False, retryable=draw.random() < 0.9)
         else:
-            answer = wire.Declined(epoch=order.epoch, error="not now")
+            answer = wire.Resumed(epoch=order.epoch, boundary=boundary, stages_s={})
         self.attempt(Reported(job, number, answer))
 
     def _suspended(self, order: wire.Suspend) -> wire.Suspended:

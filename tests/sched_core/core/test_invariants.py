@@ -55,7 +55,6 @@ MESSAGES = st.one_of(
         nbytes=st.integers(0, 40),
         largest_bytes=st.integers(0, 80),
     ),
-    st.builds(wire.Declined, epoch=st.integers(0, 4), error=st.just("no")),
     st.builds(wire.Bye, epoch=st.integers(0, 4), boundary=st.integers(0, 40), step=st.integers(0, 40)),
 )
 JOBS = st.sampled_from("abcd")
@@ -70,7 +69,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 BEHAVIOURS = st.sampled_from(["obeys", "obeys", "refuses", "overshoots"])
 
 
-Order = wire.Resume | wire.Suspend | wire.Expect | wire.Forget
+Order = wire.Resume | wire.Suspend
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -98,11 +97,10 @@ class CoreMachine(RuleBasedStateMachine):
     @initialize(
         ranks=st.lists(st.integers(1, 2), max_size=3),
         policy=st.sampled_from(sorted(POLICIES)),
-        handover=st.booleans(),
     )
-    def submit_some(self, ranks: list[int], policy: str, handover: bool) -> None:
+    def submit_some(self, ranks: list[int], policy: str) -> None:
         self.policy = policy
-        self.driver = Driver(2, make_policy(policy, POLICIES[policy]), handover=handover)
+        self.driver = Driver(2, make_policy(policy, POLICIES[policy]))
         for job, count in zip("abc", ranks, strict=False):
             self.submit(job, count)
             for rank in range(count):
@@ -145,11 +143,10 @@ class CoreMachine(RuleBasedStateMachine):
         order = self.orders[job, number].pop(0)
         if isinstance(order, wire.Suspend) and order.stop_at == NEVER:
             return  # the suspend was called off: the rank trains on
-        if isinstance(order, wire.Forget) or (behaves == "refuses" and isinstance(order, wire.Expect)):
-            answer: wire.FromAgent = wire.Declined(epoch=order.epoch, error="not now")
-        elif behaves == "refuses":
+        answer: wire.FromAgent
+        if behaves == "refuses":
             answer = refused(order.epoch, boundary, running=isinstance(order, wire.Suspend))
-        elif isinstance(order, wire.Resume | wire.Expect):  # one that expects a device has come to it
+        elif isinstance(order, wire.Resume):
             answer = wire.Resumed(epoch=order.epoch, boundary=boundary, stages_s={})
         elif behaves == "overshoots":
             answer = wire.Overshot(epoch=order.epoch, boundary=order.stop_at + boundary)

@@ -28,7 +28,7 @@ class Bench:
 
     def __init__(self, directory: Path, device_count: int) -> None:
         devices = [DeviceName("null", index) for index in range(device_count)]
-        self.core = Core(devices, RoundRobin(quantum_s=0.05), handover=True)
+        self.core = Core(devices, RoundRobin(quantum_s=0.05))
         self.story: list[tuple[Event, Sequence[Command]]] = []
         self.scheduler = Scheduler(self.core, directory, observer=self.observe)
 

@@ -44,20 +44,6 @@ def test_two_jobs_take_turns_on_one_device(open_bench: Callable[[int], Bench], e
     assert bench.finish() == {"a": JobState.CANCELLED, "b": JobState.SUCCEEDED}
 
 
-def test_a_device_is_handed_over_past_the_scheduler(
-    open_bench: Callable[[int], Bench], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("RANK_LOCKS", str(tmp_path))
-    bench = open_bench(1)
-    for job in "ab":
-        bench.submit(job, 10**6)
-    bench.run(lambda: all("came through its door" in bench.output(job) for job in "ab"))
-    for job in "ab":
-        bench.scheduler.apply_request(Cancelled(job, "enough"))
-    assert set(bench.finish().values()) == {JobState.CANCELLED}
-    assert not any("clash" in bench.output(job) for job in "ab")
-
-
 def test_the_wall_clock_is_nobody_s_business(
     open_bench: Callable[[int], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
