@@ -284,7 +284,7 @@ def _write(result: Result, json: Path | None, csv: Path | None, html: Path | Non
 
 
 def _tell(result: Result) -> None:
-    from gpuslice.profiler.colocation.page import interval_text
+    from gpuslice.profiler.colocation.page import interval_text, verdict_text
 
     for job in result.jobs:
         print(f"{job.name}: {job.steps_per_second:.4g} steps/s alone {interval_text(job.interval)}")
@@ -294,9 +294,7 @@ def _tell(result: Result) -> None:
         members, total = " + ".join(one.members), f"total {one.total:.3f} {interval_text(one.total_interval)}"
         # The verdict weighs both modes, and is told once.
         sliced = one.mode == "sliced"
-        print(
-            f"{members}, sliced: {total}" if sliced else f"{members}: {one.verdict or 'undecided'}, {total}"
-        )
+        print(f"{members}, sliced: {total}" if sliced else f"{members}: {verdict_text(one)}, {total}")
         for name, value, interval in zip(one.members, one.normalized, one.interval, strict=True):
             print(f"  {name}: {value:.3f} of its speed alone {interval_text(interval)}")
     off = result.prediction_error

@@ -22,8 +22,6 @@ _LEAST_ERROR = 0.1
 _ERROR_OF_ONE = 0.3
 _REMEDY = "write it with `gpuslice colocate --json FILE`"
 
-Bounds = tuple[float, float] | None
-
 
 class PairPrior(msgspec.Struct, frozen=True):
     """What is known of a job (``script``, with its arguments) beside another."""
@@ -38,13 +36,11 @@ class _Set(msgspec.Struct):
     mode: str
     measured: bool
     normalized: tuple[float, ...]
-    interval: tuple[Bounds, ...]
+    error: tuple[float | None, ...]
 
 
 class _Lab(msgspec.Struct):
     names: tuple[str, ...]
-    repeats: int
-    confidence: float
     sets: tuple[_Set, ...]
 
 
@@ -57,15 +53,13 @@ def read_profiles(path: Path) -> tuple[PairPrior, ...]:
         If it cannot be read, is none of these files, or says nothing of a pair.
     """
     lab = _read(path)
-    if not 0 < lab.confidence < 1 or lab.repeats < 1:
-        raise UsageError(f"--profiles {path}: a confidence of {lab.confidence:g} is not possible", _REMEDY)
     scripts = {name: _script(name) for name in lab.names}
     found: dict[tuple[str, str], Prior] = {}
     for one in lab.sets:
         if one.mode != "packed" or len(one.members) != 2 or not one.measured:
             continue
-        for member, beside, value, bounds in _members(path, one, scripts):
-            found.setdefault((member, beside), _prior(value, bounds, lab))
+        for member, beside, value, error in _members(path, one, scripts):
+            found.setdefault((member, beside), _prior(value, error))
     if not found:
         raise UsageError(f"--profiles {path} says nothing of two scripts together", _REMEDY + ", of pairs")
     return tuple(PairPrior(*scripts, prior) for scripts, prior in sorted(found.items()))
@@ -93,19 +87,18 @@ def _read(path: Path) -> _Lab:
         raise UsageError(f"--profiles {path} is no result of the lab: {explain(error)}", _REMEDY) from error
 
 
-def _members(path: Path, one: _Set, scripts: Mapping[str, str]) -> Iterator[tuple[str, str, float, Bounds]]:
-    """Both members of a pair, each with the other and with what was measured of it."""
-    whole = len(one.normalized) == len(one.interval) == 2 and all(name in scripts for name in one.members)
-    bounds = [bound for pair in one.interval for bound in pair or ()]
+def _members(
+    path: Path, one: _Set, scripts: Mapping[str, str]
+) -> Iterator[tuple[str, str, float, float | None]]:
+    """Yield both members of a pair, each with the other and with what was measured of it."""
+    whole = len(one.normalized) == len(one.error) == 2 and all(name in scripts for name in one.members)
     if not whole or not all(isfinite(value) and value > 0 for value in one.normalized):
         raise UsageError(f"--profiles {path}: the set {' + '.join(one.members)} is not possible", _REMEDY)
-    if not all(map(isfinite, bounds)):
-        raise UsageError(
-            f"--profiles {path}: an interval of {' + '.join(one.members)} is not finite", _REMEDY
-        )
+    if not all(error is None or (isfinite(error) and error >= 0) for error in one.error):
+        raise UsageError(f"--profiles {path}: an error of {' + '.join(one.members)} is not possible", _REMEDY)
     first, second = (scripts[name] for name in one.members)
-    yield first, second, one.normalized[0], one.interval[0]
-    yield second, first, one.normalized[1], one.interval[1]
+    yield first, second, one.normalized[0], one.error[0]
+    yield second, first, one.normalized[1], one.error[1]
 
 
 def _script(name: str) -> str:
@@ -121,11 +114,6 @@ def _is_again(name: str) -> bool:
     return name.rpartition(" #")[2].isdecimal()
 
 
-def _prior(value: float, bounds: Bounds, lab: _Lab) -> Prior:
-    """The logarithm, and the standard error that the interval of the mean of some rounds comes of."""
-    if bounds is None or lab.repeats < 2:
-        return Prior(log(value), _ERROR_OF_ONE)
-    from scipy import stats  # late: half a second that only whoever has profiles has to spend
-
-    quantile = float(stats.t.ppf((1 + lab.confidence) / 2, lab.repeats - 1))
-    return Prior(log(value), max(_LEAST_ERROR, abs(bounds[1] - bounds[0]) / 2 / quantile / value))
+def _prior(value: float, error: float | None) -> Prior:
+    """Return the logarithm of a normalized throughput with its standard error."""
+    return Prior(log(value), _ERROR_OF_ONE if error is None else max(_LEAST_ERROR, error / value))

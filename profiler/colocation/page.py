@@ -10,7 +10,7 @@ import numpy as np
 from gpuslice.profiler.charts import Axis, Line, gantt, holders, line_chart, short_time, time_axis
 from gpuslice.profiler.html import COLOURS, Table, colour_key, document, render_table, round_step, swatch
 
-from .result import Interval, Result
+from .result import Interval, Result, SetResult
 from .stress import LEVELS
 
 _MIB = 1 << 20
@@ -45,6 +45,13 @@ def interval_text(interval: Interval) -> str:
     return "(no interval yet)" if interval is None else f"[{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
+def verdict_text(one: SetResult) -> str:
+    """Return the verdict for a person, with how many rounds more would decide it."""
+    if one.verdict != "undecided":
+        return one.verdict
+    return f"undecided, {one.more_rounds} {'round' if one.more_rounds == 1 else 'rounds'} more"
+
+
 def _sets(result: Result) -> Table:
     rows = [
         (
@@ -56,7 +63,7 @@ def _sets(result: Result) -> Table:
             f"{one.total:.6g}",
             _interval(one.total_interval),
             "" if one.gain is None else f"{one.gain:.6g}",
-            one.verdict or "undecided",
+            verdict_text(one),
         )
         for one in result.sets
         for name, value, interval in zip(one.members, one.normalized, one.interval, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,10 +16,10 @@ from gpuslice.profiler.intervals import CONFIDENCE
 from .plan import Members, Mode, Plan, Task
 from .prediction import Prediction, PredictionError, predictions
 from .prediction import error as prediction_error
-from .statistics import Estimate, estimate
+from .statistics import Estimate, Samples, estimate, quotient
 from .stress import Curve, curves
 from .trial import Run, Trial
-from .verdict import Verdict, judge
+from .verdict import Verdict, VerdictName, judge
 
 Interval = tuple[float, float] | None
 
@@ -41,12 +41,14 @@ class SetResult(msgspec.Struct, frozen=True):
     measured: bool
     normalized: tuple[float, ...]
     interval: tuple[Interval, ...]
+    error: tuple[float | None, ...]
     total: float
     total_interval: Interval
     gain: float | None
     gain_interval: Interval
     memory_bytes: int | None
-    verdict: Verdict | None
+    verdict: VerdictName
+    more_rounds: int
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -156,7 +158,7 @@ def to_csv(result: Result) -> str:
         for member, value, interval in zip(one.members, one.normalized, one.interval, strict=True):
             low, high = interval or ("", "")
             label = " + ".join(one.members)
-            writer.writerow((label, one.mode, member, value, low, high, one.total, one.verdict or ""))
+            writer.writerow((label, one.mode, member, value, low, high, one.total, one.verdict))
     return text.getvalue()
 
 
@@ -165,7 +167,7 @@ _Runs = dict[Task, tuple[Run, ...]]
 
 def _alone(job: int, runs: _Runs) -> Estimate | None:
     found = [run.steps_per_second for task, (run, *_) in runs.items() if task[1:] == ((job,), "alone")]
-    return estimate(found) if found else None
+    return estimate(Samples(found)) if found else None
 
 
 @dataclass(frozen=True)
@@ -176,20 +178,20 @@ class _Set:
     memory: Mapping[int, int]
     too_large: bool
 
-    def rounds(self, mode: Mode) -> dict[int, list[float]]:
-        """Normalized throughput by round: by that alone in the same trial, where that was measured.
+    def measured(self, mode: Mode) -> _Measured:
+        """Return normalized throughput: by that alone in the same trial, where that was measured.
 
         Else by the trial alone in the same round, if there is one. So a drift of the machine cancels.
         """
-        found = {}
-        for task, runs in self.runs.items():
+        found = _Measured({}, [])
+        for task, runs in sorted(self.runs.items()):
             if task.members == self.members and task.mode == mode:
                 both = zip(self.members, runs, strict=True)
                 alone = [self._alone(task.round, job, run) for job, run in both]
                 if all(alone):
-                    found[task.round] = [
-                        run.steps_per_second / one for run, one in zip(runs, alone, strict=True)
-                    ]
+                    rates = (run.steps_per_second for run in runs)
+                    found.rounds[task.round] = [rate / one for rate, one in zip(rates, alone, strict=True)]
+                    found.windows.extend(_whole_windows(runs))
         return found
 
     def _alone(self, number: int, job: int, run: Run) -> float:
@@ -202,58 +204,86 @@ class _Set:
         return sum(known) if len(known) == len(self.members) else None
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """Normalized throughput of all members: by round, and in windows in order of time."""
+
+    rounds: dict[int, list[float]]
+    windows: list[list[float]]
+
+    def members(self) -> list[Samples]:
+        """Return the samples of each member."""
+        windows = list(zip(*self.windows, strict=True)) or [()] * len(next(iter(self.rounds.values())))
+        by_member = zip(*self.rounds.values(), strict=True)
+        return [Samples(rounds, own) for rounds, own in zip(by_member, windows, strict=True)]
+
+    def total(self) -> Samples:
+        """Return the samples of the members' sum."""
+        return Samples([sum(values) for values in self.rounds.values()], [sum(one) for one in self.windows])
+
+
+def _whole_windows(runs: Sequence[Run]) -> Iterator[list[float]]:
+    """Yield the windows in which every member was measured, as normalized throughput of each."""
+    for windows in zip(*(run.windows for run in runs), strict=True):
+        values = [one.normalized for one in windows]
+        if None not in values:
+            yield [value for value in values if value is not None]
+
+
 def _set_results(one: _Set) -> tuple[SetResult | None, SetResult | None]:
     """Packed and sliced; slicing that was not measured is assumed to cost nothing.
 
     What is compared with a measured slice is the packed slice of the same round.
     """
-    packed, sliced = one.rounds("packed"), one.rounds("sliced")
-    if not packed and not sliced and not one.too_large:
+    packed, sliced = one.measured("packed"), one.measured("sliced")
+    if not packed.rounds and not sliced.rounds and not one.too_large:
         return None, None
-    shares = [1 / len(one.members)] * len(one.members)
-    if sliced:
-        shares = [float(np.mean(values)) for values in zip(*sliced.values(), strict=True)]
-    gains = [
-        sum(values) / (sum(sliced[number]) if sliced else 1.0)
-        for number, values in packed.items()
-        if number in sliced or not sliced
-    ]
-    gain = estimate(gains) if gains else None
-    verdict: Verdict | None = "slice" if one.too_large else None
+    gain = _gain(packed, sliced)
+    verdict = Verdict("slice") if one.too_large else Verdict("undecided", 1)
     if gain is not None:
-        members = [estimate(values) for values in zip(*packed.values(), strict=True)]
-        verdict = judge(members, shares, gain)
+        shares = [1 / len(one.members)] * len(one.members)
+        if sliced.rounds:
+            shares = [float(np.mean(values)) for values in zip(*sliced.rounds.values(), strict=True)]
+        verdict = judge([estimate(own) for own in packed.members()], shares, gain, len(packed.rounds))
     return (
-        _set_result(one, "packed", packed, gain, verdict) if packed else None,
-        _set_result(one, "sliced", sliced, gain, verdict) if sliced else _assumed(one, verdict),
+        _set_result(one, "packed", packed, gain, verdict) if packed.rounds else None,
+        _set_result(one, "sliced", sliced, gain, verdict) if sliced.rounds else _assumed(one, verdict),
     )
 
 
+def _gain(packed: _Measured, sliced: _Measured) -> Estimate | None:
+    """Return the packed total by the sliced one, None if no round has both that are needed."""
+    gains = [
+        sum(values) / (sum(sliced.rounds[number]) if sliced.rounds else 1.0)
+        for number, values in packed.rounds.items()
+        if number in sliced.rounds or not sliced.rounds
+    ]
+    return quotient(gains, packed.total(), sliced.total() if sliced.rounds else None) if gains else None
+
+
 def _set_result(
-    one: _Set,
-    mode: Mode,
-    rounds: Mapping[int, Sequence[float]],
-    gain: Estimate | None,
-    verdict: Verdict | None,
+    one: _Set, mode: Literal["packed", "sliced"], found: _Measured, gain: Estimate | None, verdict: Verdict
 ) -> SetResult:
-    normalized = [estimate(values) for values in zip(*rounds.values(), strict=True)]
-    total = estimate([sum(values) for values in rounds.values()])
+    normalized = [estimate(samples) for samples in found.members()]
+    total = estimate(found.total())
     return SetResult(
         members=tuple(one.names[job] for job in one.members),
-        mode="packed" if mode == "packed" else "sliced",
+        mode=mode,
         measured=True,
         normalized=tuple(value.mean for value in normalized),
         interval=tuple(value.interval for value in normalized),
+        error=tuple(value.error for value in normalized),
         total=total.mean,
         total_interval=total.interval,
         gain=None if gain is None else gain.mean,
         gain_interval=None if gain is None else gain.interval,
         memory_bytes=one.memory_bytes,
-        verdict=verdict,
+        verdict=verdict.name,
+        more_rounds=verdict.more_rounds,
     )
 
 
-def _assumed(one: _Set, verdict: Verdict | None) -> SetResult:
+def _assumed(one: _Set, verdict: Verdict) -> SetResult:
     """Time-slicing that costs nothing: each member has its share of the time. Assumed, not measured."""
     count = len(one.members)
     return SetResult(
@@ -262,12 +292,14 @@ def _assumed(one: _Set, verdict: Verdict | None) -> SetResult:
         measured=False,
         normalized=(1 / count,) * count,
         interval=(None,) * count,
+        error=(None,) * count,
         total=1.0,
         total_interval=None,
         gain=None,
         gain_interval=None,
         memory_bytes=one.memory_bytes,
-        verdict=verdict,
+        verdict=verdict.name,
+        more_rounds=verdict.more_rounds,
     )
 
 

@@ -17,7 +17,7 @@ import scipy
 from gpuslice.profiler.recorder import Recording
 
 from .spans import Column, Span, active, intersection, progress, total_s, without
-from .statistics import Estimate, estimate
+from .statistics import Estimate, Samples, estimate
 
 #: Of a load: the share of the time in which it works.
 LEVELS = (0.25, 0.5, 1.0)
@@ -209,7 +209,7 @@ def curves(
             known = [one.reference for one in values if one.kind == kind and one.reference is not None]
             if not known or not all(load in slowed and load in beside for load in loads):
                 continue
-            points = [estimate(slowed[load]) for load in loads]
+            points = [estimate(Samples(slowed[load])) for load in loads]
             found[job, kind] = _curve(names[job], kind, points, float(np.mean(known)), beside)
     return found
 

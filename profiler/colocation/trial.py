@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -18,6 +19,30 @@ from .stress import Stressed, step_edges
 
 #: Step times are kept as so many quantiles.
 _QUANTILES = 101
+
+
+class Window(msgspec.Struct, frozen=True):
+    """A part of a trial in which a member trained with the others, and alone.
+
+    Attributes
+    ----------
+    steps, seconds
+        Those that it made with the others, and how long that was.
+    alone_steps, alone_seconds
+        The same while the others stood still.
+    """
+
+    steps: float
+    seconds: float
+    alone_steps: float
+    alone_seconds: float
+
+    @property
+    def normalized(self) -> float | None:
+        """Throughput with the others by throughput alone, None if it was measured without one of them."""
+        if not self.seconds or not self.alone_steps:
+            return None
+        return self.steps / self.seconds / (self.alone_steps / self.alone_seconds)
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -38,6 +63,9 @@ class Run(msgspec.Struct, frozen=True):
     alone_steps, alone_seconds
         Steps that it made in the same trial while the others stood still, and how long that was; 0 where that
         was not measured.
+    windows
+        Parts of the trial, in order of time, the same ones for all members: in each of them every member was
+        alone once, or had a turn. Empty if nobody was alone.
     """
 
     steps: float
@@ -47,6 +75,7 @@ class Run(msgspec.Struct, frozen=True):
     step_seconds: tuple[float, ...]
     alone_steps: float = 0.0
     alone_seconds: float = 0.0
+    windows: tuple[Window, ...] = ()
 
     @property
     def steps_per_second(self) -> float:
@@ -106,22 +135,45 @@ def measure(
     halted = list(halts) or [()] * len(recordings)
     members = [_Member(starts, stops) for starts, stops in zip(recordings, halted, strict=True)]
     common = reduce(intersection, [member.spans for member in members])
-    found = []
-    for number, member in enumerate(members):
-        others = [stops for other, stops in enumerate(halted) if other != number]
-        alone = reduce(intersection, others, member.spans) if others else []
-        found.append(
-            Run(
-                steps=member.steps(common),
-                seconds=total_s(common),
-                starts=len(recordings[number]),
-                memory_bytes=_most([held_bytes(one) for one in recordings[number]]),
-                step_seconds=_quantiles(member.step_seconds(common)),
-                alone_steps=member.steps(alone),
-                alone_seconds=total_s(alone),
-            )
+    alone = [_alone(number, members, halted) for number in range(len(members))]
+    ends_s = _rotation_ends(halted)
+    return tuple(
+        Run(
+            steps=member.steps(common),
+            seconds=total_s(common),
+            starts=len(starts),
+            memory_bytes=_most([held_bytes(one) for one in starts]),
+            step_seconds=_quantiles(member.step_seconds(common)),
+            alone_steps=member.steps(own),
+            alone_seconds=total_s(own),
+            windows=tuple(_windows(member, common, own, ends_s)),
         )
-    return tuple(found)
+        for member, own, starts in zip(members, alone, recordings, strict=True)
+    )
+
+
+def _alone(number: int, members: Sequence[_Member], halted: Sequence[Sequence[Span]]) -> list[Span]:
+    """Return when a member trained while all others were stopped."""
+    others = [stops for other, stops in enumerate(halted) if other != number]
+    return reduce(intersection, others, members[number].spans) if others else []
+
+
+def _windows(
+    member: _Member, common: Sequence[Span], own: Sequence[Span], ends_s: Sequence[float]
+) -> Iterator[Window]:
+    """Yield what ``member`` did in the windows that end at ``ends_s``."""
+    for window in pairwise([-np.inf, *ends_s]):
+        together, alone = intersection(common, [window]), intersection(own, [window])
+        yield Window(member.steps(together), total_s(together), member.steps(alone), total_s(alone))
+
+
+def _rotation_ends(halted: Sequence[Sequence[Span]]) -> list[float]:
+    """Return when each member had been alone once more; the last one is alone last.
+
+    The first one is stopped while each of the others is alone.
+    """
+    others = len(halted) - 1
+    return [end for _, end in halted[0][others - 1 :: others]] if others else []
 
 
 class _Member:
@@ -163,26 +215,32 @@ def measure_turns(
         the member is alone: right after a resume, caches are cold.
     """
     members = [[step_edges(recording) for recording in starts] for starts in recordings]
-    whole = [(turns[0][0], turns[-1][1]) for turns in cycles]
     found = []
     for number, (starts, recorded) in enumerate(zip(members, recordings, strict=True)):
-        turns = [one[number] for one in cycles]
-        late = [((begin + end) / 2, end) for begin, end in turns]
-        steps_s, alone_s = (
-            np.concatenate([_within(edges, spans) for edges in starts]) for spans in (turns, late)
-        )
+        windows = tuple(_cycle(starts, turns, number) for turns in cycles)
+        steps_s = np.concatenate([_within(edges, [turns[number] for turns in cycles]) for edges in starts])
         found.append(
             Run(
-                steps=float(sum(progress(edges, whole) for edges in starts)),
-                seconds=total_s(whole),
+                steps=sum(one.steps for one in windows),
+                seconds=sum(one.seconds for one in windows),
                 starts=len(starts),
                 memory_bytes=_most([held_bytes(one) for one in recorded]),
                 step_seconds=_quantiles(steps_s),
-                alone_steps=float(alone_s.size),
-                alone_seconds=float(alone_s.sum()),
+                alone_steps=sum(one.alone_steps for one in windows),
+                alone_seconds=sum(one.alone_seconds for one in windows),
+                windows=windows,
             )
         )
     return tuple(found)
+
+
+def _cycle(starts: Sequence[Column], turns: Sequence[Span], number: int) -> Window:
+    """Return what a member did in one cycle: in all of it, and in the second half of its own turn."""
+    whole = (turns[0][0], turns[-1][1])
+    begin, end = turns[number]
+    late_s = np.concatenate([_within(edges, [((begin + end) / 2, end)]) for edges in starts])
+    steps = float(sum(progress(edges, [whole]) for edges in starts))
+    return Window(steps, whole[1] - whole[0], float(late_s.size), float(late_s.sum()))
 
 
 def held_bytes(recording: Recording) -> int | None:

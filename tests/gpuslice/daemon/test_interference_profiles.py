@@ -43,18 +43,18 @@ def pair(**changes: Any) -> dict[str, Any]:
         "mode": "packed",
         "measured": True,
         "normalized": [0.9, 0.5],
-        "interval": [[0.4, 1.4], None],
+        "error": [0.05, None],
     }
     return {**one, **changes}
 
 
 def lab(*sets: dict[str, Any], **changes: Any) -> dict[str, Any]:
     names = ["jobs/a.py", "b.py --batch '6 4'", "jobs/a.py #2"]
-    return {"names": names, "repeats": 3, "confidence": 0.99, "sets": list(sets), **changes}
+    return {"names": names, "sets": list(sets), **changes}
 
 
 def test_pairs_are_found_by_script_and_arguments_with_their_errors(tmp_path: Path) -> None:
-    same = pair(members=["jobs/a.py", "jobs/a.py #2"], normalized=[0.8, 0.7], interval=[None, None])
+    same = pair(members=["jobs/a.py", "jobs/a.py #2"], normalized=[0.8, 0.7], error=[None, None])
     sliced = pair(mode="sliced", normalized=[0.5, 0.5])
     found = by_scripts(read_profiles(write(tmp_path, lab(sliced, pair(), same))))
     assert {scripts: round(exp(prior.log), 6) for scripts, prior in found.items()} == {
@@ -62,14 +62,14 @@ def test_pairs_are_found_by_script_and_arguments_with_their_errors(tmp_path: Pat
         ("b.py --batch 6 4", "a.py"): 0.5,
         ("a.py", "a.py"): 0.8,
     }
-    # Half the interval by Student's quantile, 9.92 at 99 % of three rounds, and by the mean: 0.056, so 0.1.
+    # 0.05 by the mean is 0.056, so 0.1.
     assert found["a.py", "b.py --batch 6 4"].error == 0.1
     assert found["b.py --batch 6 4", "a.py"].error == 0.3
 
 
-def test_a_wide_interval_is_a_large_error(tmp_path: Path) -> None:
-    found = read_profiles(write(tmp_path, lab(pair(interval=[[0.1, 4.1], [0.1, 4.1]]))))
-    assert found[0].prior.error == pytest.approx(2.0 / 9.9248 / 0.9, rel=1e-4)
+def test_an_error_is_relative_to_the_mean(tmp_path: Path) -> None:
+    found = read_profiles(write(tmp_path, lab(pair(error=[0.2, 0.2]))))
+    assert found[0].prior.error == pytest.approx(0.2 / 0.9)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,8 @@ def test_a_wide_interval_is_a_large_error(tmp_path: Path) -> None:
         (lab(pair(normalized=[0.9])), "is not possible"),
         (lab(pair(normalized=[0.0, 1.0])), "is not possible"),
         (lab(pair(members=["jobs/a.py", "c.py"])), "is not possible"),
-        (lab(pair(), confidence=1.0), "a confidence of 1 is not possible"),
+        (lab(pair(error=[0.1])), "is not possible"),
+        (lab(pair(error=[-0.1, 0.1])), "an error of .* is not possible"),
         (lab(pair(normalized="fast")), "is no result of the lab"),
     ],
 )
@@ -133,7 +134,7 @@ def test_a_live_scheduler_weighs_them_against_what_it_measures(
 ) -> None:
     """Its figure follows from samples and prior; the same samples alone give another, or none."""
     names = ["rank.py first", "rank.py second"]
-    measured = pair(members=names, normalized=[0.9, 0.9], interval=[None, None])
+    measured = pair(members=names, normalized=[0.9, 0.9], error=[None, None])
     setups: list[Setup] = []
     monkeypatch.setattr(daemon, "serve", lambda directory, setup, ready, **rest: setups.append(setup))
     command(

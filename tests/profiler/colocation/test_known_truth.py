@@ -124,6 +124,49 @@ def test_a_fixed_mix_beside_a_job_that_always_computes() -> None:
     assert inside >= GOOD
 
 
+#: How long all train together, and how long each is alone, in two short rounds.
+PART_S, ROTATIONS = 0.75, 4
+
+
+def in_rotations(random: np.random.Generator, speeds: Sequence[float]) -> tuple[Run, ...]:
+    """A trial of two members; together each has so much of its speed alone, stopped none."""
+    edges = np.arange(4 * ROTATIONS + 1) * PART_S
+    recordings, halts = [], []
+    for number, speed in enumerate(speeds):
+        stopped = (
+            3 if number == 0 else 1
+        )  # of a rotation: together, the first alone, together, the second alone
+        parts = np.array([speed, 1.0, speed, 1.0] * ROTATIONS)
+        parts[stopped::4] = 0.0
+        trained = np.concatenate([[0.0], np.cumsum(parts * PART_S)])
+        ends = np.cumsum(random.normal(COMPUTE_S, 0.1 * COMPUTE_S, 2000).clip(0.001))
+        ends = np.interp(ends[ends < trained[-1]], trained + np.arange(trained.size) * 1e-12, edges)
+        recordings.append([recording(0.0, list(np.diff([0.0, *ends])))])
+        halts.append([(float(edges[at]), float(edges[at + 1])) for at in range(stopped, 4 * ROTATIONS, 4)])
+    return measure(recordings, halts)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "verdicts"),
+    [((0.99, 0.99), {"pack"}), ((0.45, 0.45), {"slice"}), ((0.51, 0.51), {"undecided", "slice", "pack"})],
+)
+def test_two_short_rounds_decide_what_is_clear(speeds: tuple[float, float], verdicts: set[str]) -> None:
+    random = np.random.default_rng(11)
+    plan, alone, inside = Plan(2, 2, 2), measure([[mixed(random, 1.0)]]), 0
+    for _ in range(RUNS // 4):
+        trials = []
+        for task in plan.tasks():
+            packed = in_rotations(random, speeds) if task.mode == "packed" else None
+            trials.append(Trial(*task, 1.0, packed or (() if task.mode == "sliced" else alone)))
+        sets = make_result(("a", "b"), "cpu:0", 6.0, 1.0, plan, trials, None).sets
+        (found,) = (one for one in sets if one.mode == "packed")
+        assert found.verdict in verdicts
+        assert (found.more_rounds > 0) == (found.verdict == "undecided")
+        assert found.gain_interval is not None
+        inside += found.gain_interval[0] <= sum(speeds) <= found.gain_interval[1]
+    assert inside >= GOOD // 4
+
+
 def test_a_known_skew() -> None:
     random = np.random.default_rng(9)
     for _ in range(RUNS):

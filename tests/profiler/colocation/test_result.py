@@ -169,7 +169,10 @@ def test_the_page_is_one_file_with_heat_map_distributions_and_timeline(result: R
 def test_an_interrupted_experiment_tells_what_is_known() -> None:
     found = experiment(last=4)
     assert (found.complete, len(found.jobs)) == (False, 3)
-    assert {(one.verdict, one.interval) for one in found.sets} == {(None, (None, None))}
+    assert {(one.verdict, one.more_rounds, one.interval) for one in found.sets} == {
+        ("undecided", 1, (None, None))
+    }
+    assert "undecided, 1 round more" in page(found)
     assert len(found.sets) == 2, "one that ran, and the same in the other mode"
     assert "Interrupted" in page(found)
     nothing = experiment(last=0)
