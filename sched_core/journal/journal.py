@@ -21,10 +21,10 @@ from gpuslice.sched_core.core.events import Event, Noted, Reported, decode
 from gpuslice.types import explain, shortened
 from gpuslice.wire import NOT_A_VALUE, Progress
 
-from . import wall_clock
 from .audit import Audit, audit
 from .head import START, Head, HeadFile, checksum, link, path_of
 from .repair import INSERT, SCHEMA, migrate
+from .wall_clock import WallClock, read_notes
 
 FILE = "journal.sqlite"
 #: So many entries are worth a checkpoint of SQLite's log.
@@ -108,7 +108,7 @@ class Journal:
             if found is not None:
                 self._prepare(found)
             self._chained = "chain" in _columns(self._database)
-            self._wall_clock = wall_clock.read(self._database)
+            self._wall_clock = read_notes(self._database)
 
     def _audit(self) -> Audit:
         found = audit(self.path)
@@ -184,10 +184,10 @@ class Journal:
             self._wall_clock.note(self._database, now, self._unix_s())
         self._insert_after_heartbeats((now, event))
 
-    def wall_clock(self) -> wall_clock.WallClock:
+    def wall_clock(self) -> WallClock:
         """Return what converts the events' times to Unix time, as the file has it by now."""
         with self._told():
-            return wall_clock.read(self._database)
+            return read_notes(self._database)
 
     def tidy_up(self) -> None:
         """Move what was written from SQLite's log to its proper place, if it is much.

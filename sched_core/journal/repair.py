@@ -5,16 +5,16 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from . import wall_clock
 from .audit import Audit, whole
 from .head import START, Head, HeadFile, checksum, link, path_of
+from .wall_clock import CLOCK_SCHEMA, copy_notes
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS events
     (number INTEGER PRIMARY KEY, at_s REAL NOT NULL, event BLOB NOT NULL, chain BLOB NOT NULL DEFAULT x'');
 """
-SCHEMA += wall_clock.SCHEMA
+SCHEMA += CLOCK_SCHEMA
 INSERT = "INSERT INTO events (number, at_s, event, chain) VALUES (?, ?, ?, ?)"
 
 
@@ -46,7 +46,7 @@ def salvage(damaged: Path, found: Audit, path: Path) -> None:
             if found.setup is not None:
                 rows = [("setup", found.setup), ("setup_sum", checksum(found.setup))]
                 database.executemany("INSERT INTO about VALUES (?, ?)", rows)
-            wall_clock.copy(damaged, database)
+            copy_notes(damaged, database)
     finally:
         database.close()
     head = HeadFile(path_of(path))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-SCHEMA = "CREATE TABLE IF NOT EXISTS clock (at_s REAL NOT NULL, unix_s REAL NOT NULL);\n"
+CLOCK_SCHEMA = "CREATE TABLE IF NOT EXISTS clock (at_s REAL NOT NULL, unix_s REAL NOT NULL);\n"
 _INSERT = "INSERT INTO clock VALUES (?, ?)"
 #: How far the two clocks may drift apart before that is noted.
 _DRIFT_S = 0.1
@@ -47,7 +47,7 @@ class WallClock:
             self._noted.append((at_s, unix_s))
 
 
-def read(database: sqlite3.Connection) -> WallClock:
+def read_notes(database: sqlite3.Connection) -> WallClock:
     """Return the clock of a journal. That of an earlier version of gpuslice has no notes."""
     if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'clock'").fetchone():
         return WallClock()
@@ -55,12 +55,12 @@ def read(database: sqlite3.Connection) -> WallClock:
     return WallClock([row for row in rows if all(isinstance(value, float) for value in row)])
 
 
-def copy(damaged: Path, database: sqlite3.Connection) -> None:
+def copy_notes(damaged: Path, database: sqlite3.Connection) -> None:
     """Copy the notes of the journal at ``damaged`` as far as they can be read."""
     notes: Iterable[tuple[float, float]] = ()
     # Events without their local time are better than none.
     with suppress(sqlite3.Error):
         source = sqlite3.connect(f"{damaged.absolute().as_uri()}?mode=ro", uri=True)
         with closing(source):
-            notes = read(source)._noted
+            notes = read_notes(source)._noted
     database.executemany(_INSERT, notes)
