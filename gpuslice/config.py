@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from gpuslice.errors import ConfigError
+from gpuslice.files import working_directory
 from gpuslice.types import MAX_BYTES, MAX_COUNT, MAX_SECONDS, Count, PathText, Word, explain, is_word
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -186,7 +187,9 @@ def state_directory(given: str | Path | None = None, environ: Mapping[str, str] 
     Raises
     ------
     ConfigError
-        If no socket can be there, because its path is not UTF-8 text or nowhere.
+        If no socket can be there, because its path is not UTF-8 text.
+    UsageError
+        If it is in the working directory, and that is gone.
     """
     environ = os.environ if environ is None else environ
     if given or environ.get("GPUSLICE_STATE_DIR"):
@@ -198,10 +201,7 @@ def state_directory(given: str | Path | None = None, environ: Mapping[str, str] 
         raise ConfigError(
             f"the scheduler's directory {str(directory)!r} is not UTF-8 text", "choose another: --state-dir"
         )
-    try:
-        return directory.absolute()
-    except FileNotFoundError as error:
-        raise ConfigError("the present directory is gone", "cd to one that exists") from error
+    return directory if directory.is_absolute() else Path(working_directory()) / directory
 
 
 def lock_directory(environ: Mapping[str, str] | None = None) -> Path:

@@ -60,6 +60,20 @@ class EnvironmentUnusableError(GpusliceError):
     exit_code = 3
 
 
+class NoSchedulerError(EnvironmentUnusableError):
+    """No scheduler runs in a state directory.
+
+    Attributes
+    ----------
+    directory
+        Its path.
+    """
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(f"no scheduler runs in {directory}", "start one with `gpuslice up`")
+        self.directory = directory
+
+
 class NodeLostError(EnvironmentUnusableError):
     """A node, or gpuslice's process on it, has gone; what had arrived elsewhere stays and is used again."""
 

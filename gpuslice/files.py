@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.errors import EnvironmentUnusableError, UsageError
 
 
 def private_directory(path: Path, *, option: str, parents: bool = False, by_link: bool = False) -> None:
@@ -117,6 +117,47 @@ def occupy_closed_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+
+
+def working_directory() -> str:
+    """Return the path of the working directory.
+
+    Raises
+    ------
+    UsageError
+        If it is gone.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        was = os.environ.get("PWD", "")
+        raise UsageError(
+            f"the working directory {was}".rstrip() + " is gone", "cd to one that exists"
+        ) from error
+
+
+def check_working_directory() -> None:
+    """Refuse a working directory in which no file can be found.
+
+    Raises
+    ------
+    UsageError
+        If it is gone, or this user may not enter it.
+    """
+    path = working_directory()
+    if closed := closed_directory(Path(path)):
+        raise UsageError(f"permission denied: the working directory {path} ({closed})", "cd to another one")
+
+
+def closed_directory(path: Path) -> str:
+    """Return the first directory on the way into ``path`` that this user may not enter, and whose it is.
+
+    Return an empty string if there is none.
+    """
+    for part in (*reversed(path.parents), path):
+        if part.is_dir() and not os.access(part, os.X_OK, effective_ids=True):
+            return f"{part} belongs to user {part.stat().st_uid}"
+    return ""
 
 
 def draft_path(path: Path) -> Path:

@@ -12,10 +12,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gpuslice.errors import GpusliceError
+from gpuslice.errors import GpusliceError, UsageError
 from gpuslice.files import occupy_closed_streams
 
 from . import fast_parser
+from .scheduler_options import named_scheduler
 
 #: Name -> module. Order is the order of ``gpuslice --help``.
 COMMANDS: dict[str, str] = {
@@ -49,6 +50,10 @@ COMMANDS: dict[str, str] = {
 }
 #: Options before the command: which scheduler, if not the one of a directory here.
 _SCHEDULER = {"--connect": "GPUSLICE_CONNECT", "--curve-keys": "GPUSLICE_CURVE_KEYS"}
+#: The commands that such a scheduler answers, or that say that it cannot.
+_ASK_A_SCHEDULER = frozenset({"submit", "ps", "logs", "wait", "cancel", "suspend", "resume", "migrate"}) | {
+    *("weight", "events", "top", "timeline", "down")
+}
 #: What a shell reports of a program that nobody reads any more (SIGPIPE).
 _NOBODY_READS = 141
 
@@ -102,11 +107,22 @@ def _to_complete() -> list[str]:
 
 
 def _named(arguments: list[str]) -> list[str]:
-    """Take the options that name a scheduler off the beginning; whoever asks one finds them again."""
+    """Take the options that name a scheduler off the beginning; whoever asks one finds them again.
+
+    Raises
+    ------
+    UsageError
+        If the command does not ask a scheduler elsewhere.
+    """
+    named_scheduler.clear()
     while arguments:
         option, equals, value = arguments[0].partition("=")
         if option not in _SCHEDULER or not (equals or arguments[1:]):
             break
-        os.environ[_SCHEDULER[option]] = value if equals else arguments[1]
+        named_scheduler[option] = os.environ[_SCHEDULER[option]] = value if equals else arguments[1]
         arguments = arguments[1 if equals else 2 :]
+    command = arguments[0] if arguments else ""
+    if named_scheduler and command in COMMANDS and command not in _ASK_A_SCHEDULER:
+        option = next(iter(named_scheduler))
+        raise UsageError(f"{option} is not for `gpuslice {command}`, which works here", "leave it out")
     return arguments

@@ -8,17 +8,23 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpuslice.client.client import Client
 from gpuslice.config import parse_duration
-from gpuslice.errors import EnvironmentUnusableError, UsageError
+from gpuslice.errors import EnvironmentUnusableError, NoSchedulerError, UsageError
 from gpuslice.verbs import JobInfo
 
 from . import event_line, tables
+from .scheduler_options import named_scheduler
+
+if TYPE_CHECKING:
+    from gpuslice.daemon.stopped_scheduler import StoppedScheduler
 
 TIMED_OUT = 124
 _REFRESH_S = 1.0
@@ -28,14 +34,47 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def connect(state_dir: str | Path | None) -> Client:
-    """A client of the scheduler that the user means."""
-    return Client(state_dir)
+    """Return a client of the scheduler that the user means."""
+    named = named_scheduler.get
+    return Client(state_dir, connect=named("--connect"), curve_keys=named("--curve-keys"))
+
+
+@contextmanager
+def reading(state_dir: str | Path | None) -> Iterator[Client | StoppedScheduler]:
+    """Yield a client of the scheduler that the user means, or what a scheduler has left in a directory here.
+
+    If none runs there, a line on stderr says so.
+    """
+    with connect(state_dir) as client:
+        try:
+            client.check_scheduler()
+        except NoSchedulerError as error:
+            with _left_by(error) as stopped:
+                yield stopped
+        else:
+            yield client
+
+
+def _left_by(nobody: NoSchedulerError) -> StoppedScheduler:
+    """Return what a scheduler has left in its directory. Raise ``nobody`` if that is nothing."""
+    # Late: as a rule a scheduler runs.
+    from gpuslice.daemon.stopped_scheduler import StoppedScheduler
+    from gpuslice.sched_core.journal.journal import FILE
+
+    directory = Path(nobody.directory)
+    if not (directory / FILE).exists():
+        raise nobody
+    stopped = StoppedScheduler(directory)
+    last_s = stopped.last_unix_s()
+    until = "" if last_s is None else f"; its last event is of {event_line.local_time(last_s)}"
+    sys.stderr.write(f"gpuslice: {nobody.message}: this is from its journal{until}\n")
+    return stopped
 
 
 def ps(*, as_json: bool = False, watch: bool = False, state_dir: str | Path | None = None) -> int:
     """Print all jobs, once or again every second."""
     pause = threading.Event()
-    with connect(state_dir) as client:
+    with reading(state_dir) as client:
         while True:
             status = client.status()
             if watch and sys.stdout.isatty():
@@ -59,7 +98,7 @@ def wait(
     """Wait for the end of all of ``jobs``; the first exit code that is not 0 is ours."""
     ends_s = None if timeout is None else time.monotonic() + parse_duration(timeout)
     status = 0
-    with connect(state_dir) as client:
+    with reading(state_dir) as client:
         _check_known(client, jobs)
         for job in jobs:
             ended = client.wait(job, None if ends_s is None else max(0.0, ends_s - time.monotonic()))
@@ -73,7 +112,7 @@ def wait(
     return status
 
 
-def _check_known(client: Client, jobs: Sequence[str]) -> None:
+def _check_known(client: Client | StoppedScheduler, jobs: Sequence[str]) -> None:
     """Refuse a name of which there is no job, before anything is done with the others."""
     if len(jobs) > 1:  # of a single one the scheduler says it
         known = {one.id for one in client.jobs()}
@@ -93,7 +132,7 @@ def exit_status(job: JobInfo) -> int:
 def logs(job: str, *, follow: bool = False, stderr: bool = False, state_dir: str | Path | None = None) -> int:
     """Print what a job printed, up to now or until it ends."""
     offset = 0
-    with connect(state_dir) as client:
+    with reading(state_dir) as client:
         files = client.logs(job)
         log = Path(files.err if stderr else files.out)
         try:
@@ -108,9 +147,12 @@ def logs(job: str, *, follow: bool = False, stderr: bool = False, state_dir: str
                 hint = f"; see `gpuslice logs --err {job}`" if wrote else "" if follow else " so far"
                 sys.stderr.write(f"gpuslice: job {job} has printed nothing{hint}\n")
         except EnvironmentUnusableError:
+            # What is at that path here, after a scheduler elsewhere has left, is of another one.
+            if client.directory is None:
+                raise
+            _print(log.read_bytes()[offset:] if log.exists() else b"")
             if not _left_with_its_jobs(log):
                 raise
-            _print(log.read_bytes()[offset:])
     return 0
 
 
@@ -130,7 +172,7 @@ def _left_with_its_jobs(log: Path) -> bool:
 
 def log_files(job: str, *, state_dir: str | Path | None = None) -> int:
     """Print where the scheduler keeps what a job printed."""
-    with connect(state_dir) as client:
+    with reading(state_dir) as client:
         print(msgspec.json.encode(msgspec.structs.asdict(client.logs(job))).decode())
     return 0
 
@@ -139,7 +181,7 @@ def events(*, follow: bool = False, as_json: bool = False, state_dir: str | Path
     """Print what happened, up to now or until Ctrl-C."""
     pause = threading.Event()
     newest = 0
-    with connect(state_dir) as client:
+    with reading(state_dir) as client:
         while True:
             for event in client.events(newest):
                 newest = event.number

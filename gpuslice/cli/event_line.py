@@ -15,7 +15,7 @@ def line(event: EventInfo) -> str:
     told = {
         name: value
         for name, value in event.details.items()
-        if value not in ("", None) and (value or event.what != "submitted")
+        if value not in ("", None) and (event.what != "submitted" or (value and name != "submit_s"))
     }
     details = " ".join(_with_unit(name, value) for name, value in told.items())
     return f"{_when(event)}\t{who}\t{event.what}\t{details}"

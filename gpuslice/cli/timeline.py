@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gpuslice import config
-from gpuslice.errors import UsageError
+from gpuslice.errors import NoSchedulerError, UsageError
+from gpuslice.sched_core.journal.journal import FILE
 
+from .client_commands import connect
 from .options import Json, StateDir
 
 
@@ -27,11 +29,10 @@ def command(
     It is told by the journal, so the scheduler may be up or down.
     """
     from gpuslice.daemon import run_timeline
-    from gpuslice.sched_core.journal.journal import FILE
 
     if not out.name.endswith((".json", ".json.gz")):
         raise UsageError(f"--out {out} is no .json or .json.gz", "write for instance --out run.json.gz")
-    run = run_timeline.read(journal or config.state_directory(state_dir) / FILE)
+    run = run_timeline.read(journal or _directory(state_dir) / FILE)
     drawn = run_timeline.timeline(run)
     try:
         drawn.write_chrome(out)
@@ -47,3 +48,19 @@ def command(
             f"{out}: {jobs} jobs on {len(run.devices)} devices over {duration_s:.1f} s, "
             f"{migrations} migrations; open it in https://ui.perfetto.dev"
         )
+
+
+def _directory(state_dir: Path | None) -> Path:
+    """Return the state directory of the scheduler that the user means; say so if none runs there."""
+    with connect(state_dir) as client:
+        if client.directory is None:
+            raise UsageError(
+                "a timeline is made of the journal, which is on the scheduler's machine and not here",
+                "run `gpuslice timeline` there, or leave out --connect and GPUSLICE_CONNECT",
+            )
+        try:
+            client.check_scheduler()
+        except NoSchedulerError as error:
+            if (client.directory / FILE).exists():
+                sys.stderr.write(f"gpuslice: {error.message}: this is from its journal\n")
+        return client.directory

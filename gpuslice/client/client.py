@@ -22,6 +22,7 @@ from gpuslice.errors import (
     UnforeseenError,
     UsageError,
 )
+from gpuslice.files import working_directory
 from gpuslice.types import checked, is_word
 from gpuslice.verbs import Answer, EventInfo, JobInfo, LogFiles, Request, SchedulerStatus
 from gpuslice.wire import MAX_MESSAGE_BYTES
@@ -185,7 +186,7 @@ class Client:
             name=name or _stem(words),
             numbered=name is None,
             argv=tuple(argv),
-            directory=_absolute(directory),
+            directory=os.path.normpath(os.path.join(working_directory(), directory or "")),
             environ=environment(settings, variables),
             devices=devices,
             most_devices=most_devices,
@@ -210,6 +211,15 @@ class Client:
         if guaranteed:
             self._ask(verbs.Admission(job=job), verbs.Done)
         return job
+
+    @property
+    def directory(self) -> Path | None:
+        """The state directory through which the scheduler is reached. None for a scheduler reached by TCP."""
+        return self._connection.directory
+
+    def check_scheduler(self) -> None:
+        """Raise ``EnvironmentUnusableError`` if no scheduler is there. See ``NoSchedulerError``, too."""
+        self._connection.check_listener()
 
     def status(self) -> SchedulerStatus:
         """The scheduler, its devices and all jobs."""
@@ -319,13 +329,6 @@ def _expect(answer: Answer, kind: type[_A]) -> _A:
     if not isinstance(answer, kind):
         raise RemoteProtocolError(f"{type(answer).__name__} is no answer to this request")
     return answer
-
-
-def _absolute(directory: str | Path | None) -> str:
-    try:
-        return os.path.abspath(directory or os.getcwd())
-    except FileNotFoundError as error:
-        raise UsageError("the present directory is gone", "cd to one that exists") from error
 
 
 def _check_utf8(argv: Sequence[str], environ: Mapping[str, str]) -> None:

@@ -15,7 +15,8 @@ from typing import Protocol
 import zmq
 
 from gpuslice import config
-from gpuslice.errors import EnvironmentUnusableError, UsageError
+from gpuslice.errors import EnvironmentUnusableError, NoSchedulerError, UsageError
+from gpuslice.files import closed_directory
 from gpuslice.sched_core.nodes import curve
 from gpuslice.sched_core.nodes.endpoint import CLIENT_SOCKET, LOCK, host_and_port
 
@@ -30,6 +31,11 @@ _FAILED |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 class Connection(Protocol):
     """A way to a scheduler."""
+
+    @property
+    def directory(self) -> Path | None:
+        """Its state directory, if it is reached by that."""
+        ...
 
     def connect_to(self, dealer: zmq.Socket[bytes]) -> None:
         """Connect; returns at once, whether or not anybody is there."""
@@ -61,6 +67,10 @@ class LocalConnection:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
+    @property
+    def directory(self) -> Path:
+        return self._directory
+
     def connect_to(self, dealer: zmq.Socket[bytes]) -> None:
         dealer.connect(f"ipc://{self._directory / CLIENT_SOCKET}")
 
@@ -76,15 +86,19 @@ class LocalConnection:
             try:
                 probe.connect(str(self._directory / CLIENT_SOCKET))
             except OSError as error:
-                raise self._nobody() from error
+                raise self._nobody(error) from error
             pid: int
             pid, _, _ = _UCRED.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
             return pid
 
-    def _nobody(self) -> EnvironmentUnusableError:
-        return EnvironmentUnusableError(
-            f"no scheduler runs in {self._directory}", "start one with `gpuslice up`"
-        )
+    def _nobody(self, error: OSError) -> EnvironmentUnusableError:
+        if isinstance(error, PermissionError):
+            closed = closed_directory(self._directory)
+            whose = f" ({closed})" if closed else ""
+            return EnvironmentUnusableError(
+                f"permission denied: {self._directory}{whose}", "name a directory of yours: --state-dir"
+            )
+        return NoSchedulerError(str(self._directory))
 
     def wait_answer(self, dealer: zmq.Socket[bytes], wait_ms: int) -> bool:
         return bool(dealer.poll(wait_ms))
@@ -100,7 +114,7 @@ class LocalConnection:
         try:
             process = os.pidfd_open(pid)
         except ProcessLookupError as error:
-            raise self._nobody() from error
+            raise self._nobody(error) from error
         try:
             yield
             # Sockets and lock are given back some time before: Python ends slowly once torch is loaded.
@@ -132,6 +146,10 @@ class RemoteConnection:
         self._address = host_and_port(endpoint)
         self._scheduler, self._own = curve.client_keys(keys)
         self._monitor: zmq.Socket[bytes] | None = None
+
+    @property
+    def directory(self) -> None:
+        return None
 
     def connect_to(self, dealer: zmq.Socket[bytes]) -> None:
         dealer.setsockopt(zmq.IPV6, ":" in self._address[0])

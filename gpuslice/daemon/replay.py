@@ -8,6 +8,7 @@ from types import TracebackType
 
 from gpuslice.daemon.scheduler_setup import CORE_VERSION, Setup, read_setup
 from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.files import closed_directory
 from gpuslice.sched_core.core.events import Command, Event
 from gpuslice.sched_core.journal.journal import Journal
 from gpuslice.sched_core.journal.replay import Replay, SetAside
@@ -25,28 +26,27 @@ class JournalReplay:
     ----------
     core
         As it was after the last event that ``advance`` told.
+    journal, setup
+        What is replayed, and what the scheduler was started with.
 
     Raises
     ------
     EnvironmentUnusableError
-        If there is none, or another version of the core wrote it.
+        If there is none, this user may not read it, or another version of the core wrote it.
     JournalError
-        If it cannot be read.
+        If it cannot be read for another reason.
     """
 
     def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            raise EnvironmentUnusableError(
-                f"there is no journal {path}", "name the directory of a scheduler that was up: --state-dir"
-            )
-        self._journal = Journal(path, read_only=True)
+        _check_readable(path)
+        self.journal = Journal(path, read_only=True)
         try:
-            make_core = _read_setup(self._journal).make_core
+            self.setup = _read_setup(self.journal)
+            self.core = self.setup.make_core()
         except BaseException:
-            self._journal.close()
+            self.journal.close()
             raise
-        self.core = make_core()
-        self._replay = Replay(self._journal, self.core, make_core)
+        self._replay = Replay(self.journal, self.core, self.setup.make_core)
 
     def __enter__(self) -> JournalReplay:
         return self
@@ -54,7 +54,11 @@ class JournalReplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._journal.close()
+        self.close()
+
+    def close(self) -> None:
+        """Close the journal."""
+        self.journal.close()
 
     def advance(self) -> Iterator[tuple[Event, float, Sequence[Command]]]:
         """What was added since: events, when they happened, and what the scheduler did about them."""
@@ -64,6 +68,20 @@ class JournalReplay:
     def left_out(self) -> Mapping[int, SetAside]:
         """The events that the core has not taken, by number."""
         return self._replay.rejected
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        path.open("rb").close()
+    except PermissionError as error:
+        whose = closed_directory(path.parent) or f"it belongs to user {path.stat().st_uid}"
+        raise EnvironmentUnusableError(
+            f"permission denied: {path} ({whose})", "name a directory of yours: --state-dir"
+        ) from error
+    except OSError as error:
+        raise EnvironmentUnusableError(
+            f"there is no journal {path}", "name the directory of a scheduler that was up: --state-dir"
+        ) from error
 
 
 def _read_setup(journal: Journal) -> Setup:

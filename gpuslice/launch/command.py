@@ -13,7 +13,7 @@ import msgspec
 
 from gpuslice.config import Settings, variable
 from gpuslice.errors import EnvironmentUnusableError, UsageError
-from gpuslice.files import draft_path
+from gpuslice.files import check_working_directory, draft_path
 from gpuslice.launch.device_choice import HOST, named_device
 from gpuslice.launch.rank_identity import ARMED as ARMED
 from gpuslice.types import DeviceName, Route, job_id
@@ -46,6 +46,8 @@ def command_line(words: Sequence[str]) -> list[str]:
     if first.startswith("-"):
         raise UsageError(f"unknown option {first}", "see --help; the script's own options follow its name")
     if not os.path.exists(first):
+        if not os.path.isabs(first):
+            check_working_directory()
         raise UsageError(f"there is no script {first!r}", "a command of another kind goes after --")
     if os.path.isdir(first) and not os.path.exists(os.path.join(first, "__main__.py")):
         raise UsageError(f"{first!r} is a directory without a __main__.py", "name the script in it")

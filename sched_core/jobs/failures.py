@@ -20,6 +20,8 @@ _KEPT_LINES = 16
 _LINE_CHARACTERS = 200
 #: Written to stderr between two attempts; only what follows it counts.
 ATTEMPT_MARK = "gpuslice: started again, attempt "
+#: Begins the line on a command that could not be started.
+CANNOT_START = "gpuslice: cannot start: "
 
 
 class Kind(Enum):
@@ -100,7 +102,7 @@ def _without_ended_by_launcher(text: str) -> list[str]:
 def _tells(line: str) -> bool:
     line = line.strip()
     return bool(
-        line.startswith(_HANDLING)
+        line.startswith((_HANDLING, CANNOT_START))
         or _EXCEPTION.match(line)
         or WITHOUT_STATE in line
         or _RESOURCE.search(line)

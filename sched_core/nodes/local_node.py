@@ -14,7 +14,7 @@ import zmq
 from gpuslice import config
 from gpuslice.clock import Clock
 from gpuslice.sched_core.core.events import Exited, RankGone
-from gpuslice.sched_core.jobs.failures import telling
+from gpuslice.sched_core.jobs.failures import CANNOT_START, telling
 from gpuslice.sched_core.jobs.program import Program
 
 from . import exit_record
@@ -93,7 +93,7 @@ class LocalNode:
         try:
             descriptor = self.processes.launch(job, program, environ, attempt=attempt)
         except (OSError, ValueError) as error:
-            said = f"gpuslice: cannot start: {error}\n"
+            said = f"{CANNOT_START}{_reason(error, program.directory)}\n"
             # The reason may be that nothing can be written.
             with suppress(OSError), self.processes.log(job, "err").open("a") as log:
                 log.write(said)
@@ -196,3 +196,10 @@ class LocalNode:
             if end.code == exit_record.KILLED:
                 kill_orphans(end.job, self.endpoint)
         self._reports.ended(self._name, end)
+
+
+def _reason(error: OSError | ValueError, directory: str) -> str:
+    """Return why a command could not be started. Of the two paths that may be wrong, name the right one."""
+    if isinstance(error, OSError) and error.filename == directory:
+        return f"its working directory {directory} cannot be entered: {error.strerror}"
+    return str(error)

@@ -94,7 +94,7 @@ def test_a_variable_that_is_not_utf8_and_a_directory_that_is_gone_are_named(
     gone = f"mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone; {' '.join(command)}"
     told = subprocess.run(["/bin/sh", "-c", gone], env=environ, capture_output=True, check=False)
     assert told.returncode == 2
-    assert told.stderr.splitlines()[-2] == b"gpuslice: the present directory is gone"
+    assert told.stderr.splitlines()[-2] == f"gpuslice: the working directory {tmp_path}/gone is gone".encode()
     job = shell("submit", "--deadline", "700h", "--", "true").strip()
     shell("wait", job, "--timeout", "60s")
     assert [info.state for info in shell.client().jobs()] == ["succeeded"]

@@ -35,7 +35,7 @@ def test_a_job_from_submit_to_down(shell: Shell) -> None:
     header, row = (line.split("\t") for line in shell("ps").splitlines())
     assert (header[0], row[0], row[1], row[-1]) == ("JOB", job, "failed", "7 user")
     shell("down")
-    assert "no scheduler runs" in shell("ps", code=3)
+    assert f"{job}\tfailed" in shell("ps")
 
 
 def test_programs_are_told_in_json(shell: Shell) -> None:

@@ -57,6 +57,8 @@ Root Cause (first observed failure):
         (1, TRACEBACK + "RuntimeError: mat1 and mat2 shapes cannot be multiplied", "user", "RuntimeError"),
         (1, TRACEBACK + "KeyboardInterrupt", "user", "KeyboardInterrupt"),
         (3, "", "user", "exit code 3"),
+        (127, "gpuslice: cannot start: its working directory /gone is", "user", "directory /gone is"),
+        (127, "gpuslice: cannot start: No space left on device", "resource", "No space left"),
         (127, "sh: nothing: not found", "user", "does not exist"),
         (-11, "", "user", "crashed with SIGSEGV"),
         (
