@@ -20,7 +20,7 @@ STATES = ("adam-800", "frozen-base", "small-4000")
 #: The copy into memory that is there, and the one into memory that the kernel has yet to clear.
 LIMIT, FRESH_LIMIT = "limit", "limit_into_fresh_memory"
 #: What all memory has to be taken back for.
-INTO_FRESH_MEMORY = ("resume ", "lazy_resume")
+INTO_FRESH_MEMORY = "resume "
 
 
 def main(paths: Sequence[Path]) -> None:

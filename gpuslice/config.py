@@ -61,8 +61,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         The drill: suspend and resume at every Nth boundary, or at the boundaries listed.
     checkpoint_every
         Save an attached, named job's state at every Nth boundary, for a restart; 0 for never.
-    lazy_resume
-        Let the training go on after a resume while optimizer state is still on its way.
     recreate_groups
         Destroy the NCCL communicators of process groups while the job is parked, and make them anew.
     verify
@@ -101,7 +99,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     suspend_every: Count = 0
     suspend_at: Word = ""
     checkpoint_every: Count = 0
-    lazy_resume: bool = False
     recreate_groups: bool = False
     verify: bool = True
     report: PathText = ""

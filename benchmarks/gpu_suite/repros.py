@@ -106,7 +106,6 @@ class Repro:
 AS_TRAIN = STEP.replace("def step", "def train")
 REPROS = {
     "an ordinary script": Repro(HEAD + MODEL + STEP + LOOP),
-    "lazy resume": Repro(HEAD + MODEL + STEP + LOOP, ("--lazy-resume",)),
     "a fork before CUDA": Repro(HEAD + FORK + MODEL + STEP + LOOP),
     "CUDA_VISIBLE_DEVICES in the script": Repro(HEAD + VISIBLE + MODEL + STEP + LOOP),
     "a view through DLPack": Repro(HEAD + VIEW + LOOP),

@@ -47,7 +47,6 @@ TRAININGS = (
     Training("resnet", "torchvision", ("--route", "tensor")),
     Training("resnet", "torchvision", ("--route", "vmm")),
     Training("gpt", "transformers", ("--route", "tensor")),
-    Training("gpt", "transformers", ("--route", "tensor", "--lazy-resume")),
     Training(
         "gpt", "transformers", ("--route", "tensor"), {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from benchmarks.states import Limit, State, median, page_faults, timed
 from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.checkpoint.format.reader import open_snapshot
-from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume
 from gpuslice.checkpoint.named.state import check
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.record import SwitchRecord
@@ -24,8 +22,6 @@ from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
 
 hide_imports()  # as under `gpuslice run`
-#: Two numbers whose quotient matters, both of which the host changes by half: more rounds of them.
-_PAIRS = 3
 STAGES = ("reserve_s", "verify_s", "copy_in_s")
 
 Note = Callable[..., None]
@@ -78,45 +74,6 @@ def test_resume(
     parked = max(record.rss_parked_bytes - record.rss_before_bytes + state.nbytes for record in records)
     note(**stages, page_faults=median(faults), left_share=parked / state.nbytes)
     note(limit_s=median(limits_s), share_of_limit=median(shares))
-
-
-def test_lazy_resume(benchmark: Any, state: State, store: JobStore, note: Note, rounds: int) -> None:
-    """In the same process, up to where the training goes on: every weight is back, moments come later.
-
-    In turn with it, all is
-    brought back at once: these are noted, and what share of the shortest of them the shortest lazy one is.
-    """
-    records: list[SwitchRecord] = []
-    whole_s: list[float] = []
-    lazy = LazyResume()
-    switch = Switch(open_device(DeviceName("cpu", None)), store, lazy=lazy)
-    other = Switch(open_device(DeviceName("cpu", None)), store)
-
-    def suspend() -> None:
-        switch.settle()
-        state.train()
-        other.suspend(boundary=2 * len(records) + 1)
-        began_s = perf_counter()
-        other.resume()
-        whole_s.append(perf_counter() - began_s)
-        state.train()  # the optimizer must have been seen stepping
-        switch.suspend(boundary=2 * len(records) + 2)
-
-    def resume() -> None:
-        records.append(switch.resume())
-
-    for _ in range(2):
-        suspend()
-        resume()
-    del records[:], whole_s[:]
-    benchmark.pedantic(resume, setup=suspend, rounds=_PAIRS * rounds)
-    switch.settle()
-    lazy.close()
-    names = (*STAGES, "stream_s")
-    stages = {stage: median([getattr(record, stage) for record in records]) for stage in names}
-    later = median([record.bytes_later / record.bytes_freed for record in records])
-    first = benchmark.stats.stats.min / min(whole_s)
-    note(**stages, later_share=later, whole_s=whole_s, share_of_whole=first)
 
 
 @pytest.mark.parametrize("verify", [True, False], ids=["verified", "trusting"])

@@ -1,4 +1,4 @@
 """The named state of an attached job: described for a snapshot, checked and loaded back in any process.
 
-Public face: ``state.describe``, ``state.check``, ``lazy_optimizer_state.LazyResume``, ``process_rng``.
+Public face: ``state.describe``, ``state.check``, ``process_rng``.
 """

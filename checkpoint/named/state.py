@@ -19,7 +19,6 @@ from gpuslice.checkpoint.format.nodes import AnyTensorNode, Node
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
-from . import lazy_optimizer_state
 from .describe import Describer
 from .load import Checker, Load
 from .snapshot_tensors import Maker, Source
@@ -52,7 +51,6 @@ def describe(named: Mapping[str, object]) -> NamedState:
     UsageError
         If one cannot be saved, or an optimizer steps parameters that no other object holds.
     """
-    lazy_optimizer_state.await_all()
     describer = Describer()
     described = {name: describer.node(value, name) for name, value in named.items()}
     for parameter, path in describer.optimized.items():
@@ -111,7 +109,6 @@ def check(
     CorruptSnapshotError
         If bytes that are needed are damaged.
     """
-    lazy_optimizer_state.await_all()
     source = Source(snapshot, verify=verify)
     checker, own = Checker(source), Checker(source.strict)
     saved = nodes.decode(snapshot.tree)

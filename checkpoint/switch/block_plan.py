@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import msgspec
 import torch
@@ -27,7 +27,6 @@ class BlockPlan(CapturePlan):
     Their addresses stay: nothing is refused, nothing is resident, and nothing can move to another device.
     """
 
-    in_parts: ClassVar[bool] = False
     shim: Vmm
     gpus: tuple[int, ...]
 

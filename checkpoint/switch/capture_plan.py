@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import ClassVar
 
 import torch
 
@@ -40,19 +38,12 @@ class CapturePlan:
         Bytes that stay on the device, by reason.
     """
 
-    #: Whether storages may come by themselves, in any order.
-    in_parts: ClassVar[bool] = True
     layout: Layout
     storages: Sequence[torch.UntypedStorage]
     ways: Sequence[Way]
     extras: tuple[torch.UntypedStorage, ...]
     tensors: tuple[TensorSpec, ...]
     resident_bytes: dict[str, int]
-
-    @property
-    def keys(self) -> list[int]:
-        """``_cdata`` of each of the storages."""
-        return [storage._cdata for storage in self.storages]
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -63,11 +54,6 @@ class CapturePlan:
     def emptied_bytes(self) -> int:
         """Bytes that leave the device."""
         return sum(self.sizes)
-
-    def freed(self, at_least_bytes: int) -> set[int]:
-        """Keys of the storages of so many bytes that have no memory while they are away."""
-        rows = zip(self.keys, self.sizes, self.ways, strict=True)
-        return {key for key, size, way in rows if size >= at_least_bytes and way is Way.FREED}
 
     def unaccounted_bytes(self, device: Device) -> int:
         """After `empty`: what the allocator still counts as live and no found storage explains."""
@@ -122,16 +108,17 @@ class CapturePlan:
         """Take the memory of all back: all of it or none; ``DeviceMemoryError``."""
         device.reserve(list(zip(self.storages, self.sizes, strict=True)))
 
-    def copying_in(
-        self, device: Device, snapshot: SnapshotFile, keys: Iterable[int], *, verify: bool
-    ) -> Callable[[], Transfer]:
-        """A function that copies bytes of the storages with these keys back, in that order.
+    def copy_in(self, device: Device, snapshot: SnapshotFile, *, verify: bool) -> Transfer:
+        """Copy the bytes of all storages back.
 
-        It raises ``CorruptSnapshotError`` that names a damaged storage, if it is to ``verify``.
+        Raises
+        ------
+        CorruptSnapshotError
+            If a storage is damaged, naming it, and it is to ``verify``.
         """
-        places = dict(zip(self.keys, zip(self.storages, snapshot.offsets, strict=False), strict=True))
         verifier = snapshot.verifier() if verify else None
-        return partial(device.copy_in, [places[key] for key in keys], snapshot.arena, verifier, verifier)
+        pairs = list(zip(self.storages, snapshot.offsets, strict=False))
+        return device.copy_in(pairs, snapshot.arena, verifier, verifier)
 
 
 def plan_capture(

@@ -8,7 +8,6 @@ import torch
 
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.named import process_rng
-from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume, Stream
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.kernels import Device
 from gpuslice.kernels.undo import undone_by
@@ -47,7 +46,7 @@ def empty(
 
     def undo() -> None:
         plan.reserve(device)
-        plan.copying_in(device, snapshot, plan.keys, verify=verify)()
+        plan.copy_in(device, snapshot, verify=verify)
 
     with undone_by(undo, "emptying the device"):
         plan.empty(device)
@@ -61,24 +60,14 @@ def bring_back(
     target: Device,
     *,
     verify: bool,
-    lazy: LazyResume | None,
-) -> Stream | None:
-    """Reserve everything and copy the snapshot there; what was reserved is given back if that fails.
-
-    Returns
-    -------
-    Stream or None
-        What is still to come, if ``lazy`` lets something come later; the caller must start it.
-    """
+) -> None:
+    """Reserve everything and copy the snapshot there; what was reserved is given back if that fails."""
     stages, plan = parked.stages, parked.plan
-    stream: Stream | None = None
     moving = (target.torch_device, target.name.further) != (home.torch_device, home.name.further)
     if moving:
         plan.check_movable(home)
 
     def undo() -> None:
-        if stream is not None:
-            stream.cancel()
         plan.empty(target)
 
     with undone_by(undo, "taking the state back"):
@@ -87,16 +76,11 @@ def bring_back(
         with stages.stage("reserve_s"):
             if moving:
                 plan = plan.moved_to(target)
-            elif lazy is not None and plan.in_parts:
-                stream = lazy.hold_back(plan.freed)
             plan.reserve(target)
         with stages.stage("copy_in_s"):
-            later = () if stream is None else stream.storages
-            now = [key for key in plan.keys if key not in later]
-            stages.record.copy_in = plan.copying_in(target, parked.snapshot, now, verify=verify)()
+            stages.record.copy_in = plan.copy_in(target, parked.snapshot, verify=verify)
         process_rng.restore(parked.shared_random)
         if moving:
             if parked.device_random is not None:
                 target.set_rng_state(parked.device_random)
             move_storages(parked.plan.storages, plan.storages)
-    return stream

@@ -57,9 +57,6 @@ class SwitchRecord:
     reserve_s: float = 0.0
     verify_s: float = 0.0
     copy_in_s: float = 0.0
-    bytes_later: int = 0
-    stream_s: float = 0.0
-    awaited_s: float = 0.0
     rss_before_bytes: int = 0
     rss_parked_bytes: int = 0
     rss_after_bytes: int = 0
@@ -115,7 +112,7 @@ class SwitchRecord:
     @property
     def gb_per_s_in(self) -> float:
         """Rate of taking memory and filling it, in 1e9 bytes per second."""
-        return _rate(self.bytes_freed - self.bytes_later, self.reserve_s + self.copy_in_s)
+        return _rate(self.bytes_freed, self.reserve_s + self.copy_in_s)
 
     @property
     def suspend_s(self) -> float:
@@ -129,8 +126,8 @@ class SwitchRecord:
 
     @property
     def blackout_s(self) -> float:
-        """What the job lost: the suspend, the resume, and what the training waited for afterwards."""
-        return self.suspend_s + self.resume_s + self.awaited_s
+        """What the job lost: the suspend and the resume."""
+        return self.suspend_s + self.resume_s
 
     def suspend_stages_s(self) -> dict[str, float]:
         """The seconds of every stage of the suspend."""

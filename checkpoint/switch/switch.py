@@ -19,7 +19,7 @@ What fails up to step 6 changes nothing; what fails after it is undone from the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -31,12 +31,11 @@ from gpuslice.checkpoint.format.layout import Layout
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.gate import Gate, NoGate
 from gpuslice.checkpoint.named import process_rng
-from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume, Stream
 from gpuslice.checkpoint.named.state import NamedState, describe
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
 from gpuslice.clock import Clock, MonotonicClock
-from gpuslice.errors import GpusliceError, RollbackError, SuspendedStateError, SuspendRefusedError
+from gpuslice.errors import RollbackError, SuspendedStateError, SuspendRefusedError
 from gpuslice.kernels import Device
 from gpuslice.kernels.host.process_memory import resident_anonymous_bytes
 from gpuslice.kernels.undo import undone_by
@@ -64,10 +63,6 @@ class Switch:
         Whether a resume compares every byte of the snapshot with its checksum.
     shim
         The memory shim of the vmm route; without it, the route is tensor.
-    lazy
-        With it, a resume on the same device, by the tensor route, lets optimizer state come later.
-    lost
-        Told, in whatever thread, of the failure that keeps such state from coming; the state is lost then.
     """
 
     def __init__(
@@ -79,13 +74,8 @@ class Switch:
         verify: bool = True,
         clock: Clock | None = None,
         shim: Vmm | None = None,
-        lazy: LazyResume | None = None,
-        lost: Callable[[GpusliceError], object] | None = None,
     ) -> None:
         self.device = device
-        self._lazy = lazy
-        self._stream: Stream | None = None
-        self._tell_lost = lost
         self._shim = shim
         self._store = store
         self._gate = gate or NoGate()
@@ -153,7 +143,6 @@ class Switch:
             If emptying the device failed, and undoing that, too: the state is lost. Other threads stay
             stopped, and every later call raises the same.
         """
-        self.settle()
         self._check_not_lost()
         if self._parked is not None:
             raise SuspendedStateError("the job is suspended already", "resume it first")
@@ -279,16 +268,7 @@ class Switch:
         record, resumed_at_s = parked.stages.record, self._clock.now()
         try:
             with self._at_home_on(target):
-                stream = bring_back(
-                    parked,
-                    self._store,
-                    self.device,
-                    target,
-                    verify=self._verify,
-                    lazy=self._lazy,
-                )
-                if stream is not None:
-                    self._follow(stream, parked)
+                bring_back(parked, self._store, self.device, target, verify=self._verify)
             self._parked, self.device = None, target
             record.parked_s, record.verified = resumed_at_s - parked.since_s, self._verify
             record.rss_after_bytes = resident_anonymous_bytes()
@@ -296,9 +276,6 @@ class Switch:
         except RollbackError as error:
             self._lose(error)
             raise
-        finally:
-            if self._stream is not None:
-                self._stream.go()
         return record
 
     def obstacle_to_moves(self) -> str:
@@ -312,38 +289,6 @@ class Switch:
         except SuspendRefusedError as error:
             return error.message
         return ""
-
-    def settle(self) -> None:
-        """Wait until all of a lazily resumed state is there; before the store is used for anything.
-
-        Raises
-        ------
-        RollbackError
-            If it could not be brought: the state is lost.
-        """
-        if self._stream is not None:
-            self._stream.wait()
-            self._stream = None
-
-    def _follow(self, stream: Stream, parked: Parked) -> None:
-        """Let the rest come, behind the training."""
-        record, plan, later = parked.stages.record, parked.plan, stream.storages
-        sizes = dict(zip(plan.keys, plan.sizes, strict=True))
-        record.bytes_later = sum(sizes[key] for key in later)
-        copy = plan.copying_in(self.device, parked.snapshot, later, verify=self._verify)
-        self._stream = stream
-        stream.start(copy, record, self._lost_later)
-
-    def _lost_later(self, failure: BaseException) -> RollbackError:
-        """What came later did not come, and the training has gone on: there is no way back."""
-        error = RollbackError(
-            f"the optimizers' state could not be brought back ({failure})",
-            "end the process and restart the job from its snapshot",
-        )
-        self._lose(error)
-        if self._tell_lost is not None:
-            self._tell_lost(failure if isinstance(failure, GpusliceError) else error)
-        return error
 
     def _lose(self, error: RollbackError) -> None:
         """Nobody may touch the state again."""

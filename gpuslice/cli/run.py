@@ -23,9 +23,6 @@ def command(
         str | None, Option(metavar="3,17,40", help="Suspend and resume at these boundaries.")
     ] = None,
     checkpoint_every: CheckpointEvery = None,
-    lazy_resume: Annotated[
-        bool, Option("--lazy-resume", help="Go on training while optimizer state is still coming back.")
-    ] = False,
     recreate_groups: RecreateGroups = False,
     no_verify: Annotated[
         bool, Option("--no-verify", help="Take snapshots back without comparing their checksums.")
@@ -66,7 +63,6 @@ def command(
         suspend_every=suspend_every,
         suspend_at=suspend_at,
         checkpoint_every=checkpoint_every,
-        lazy_resume=lazy_resume or None,
         recreate_groups=recreate_groups or None,
         verify=False if no_verify else None,
         memory=memory,

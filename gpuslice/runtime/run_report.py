@@ -37,9 +37,8 @@ class Report:
         self.job = job
         self._rank = rank
         self._rows: list[bytes] = []
-        #: What each switch cost, and whether its suspend was cold; without the newest, which may yet change.
+        #: What each switch cost, and whether its suspend was cold.
         self._blackouts: list[tuple[float, bool]] = []
-        self._newest: SwitchRecord | None = None
         self._bytes_copied = 0
         self._checkpoints = 0
         self._checkpoint_bytes = 0
@@ -54,20 +53,10 @@ class Report:
             self._rank, self._path, self._written = rank, path, None
 
     def add(self, record: SwitchRecord) -> None:
-        """Append a switch; `write` makes it visible. Until the next one it may still change (`lazy`)."""
-        self._seal()
-        self._newest = record
+        """Append a switch, which is over; `write` makes it visible."""
+        self._rows.append(msgspec.json.encode(record.as_dict()))
+        self._blackouts.append((record.blackout_s, record.cold))
         self._bytes_copied += record.bytes_copied
-
-    def _seal(self) -> None:
-        """Encode the newest switch for good."""
-        if self._newest is not None:
-            self._rows.append(_row(self._newest))
-            self._blackouts.append((self._newest.blackout_s, self._newest.cold))
-
-    @property
-    def _open(self) -> list[SwitchRecord]:
-        return [] if self._newest is None else [self._newest]
 
     def checkpointed(self, nbytes: int, blocked_s: float) -> None:
         """Count a published checkpoint for which the training waited so long."""
@@ -77,9 +66,8 @@ class Report:
 
     def totals(self, *, boundaries: int, steps: int) -> dict[str, float]:
         """The report's ``totals``."""
-        blackouts = [*self._blackouts, *((record.blackout_s, record.cold) for record in self._open)]
-        blackouts_s = [seconds for seconds, _ in blackouts]
-        cold_s = [seconds for seconds, cold in blackouts if cold]
+        blackouts_s = [seconds for seconds, _ in self._blackouts]
+        cold_s = [seconds for seconds, cold in self._blackouts if cold]
         return {
             "boundaries": boundaries,
             "steps": steps,
@@ -127,7 +115,7 @@ class Report:
             "python": platform.python_version(),
             "torch": str(torch.__version__),
         }
-        rows = b",\n".join([*self._rows, *map(_row, self._open)])
+        rows = b",\n".join(self._rows)
         totals = self.totals(boundaries=boundaries, steps=steps)
         parts = {"job": self.job, "rank": self._rank, "totals": totals, "versions": versions}
         lines = [b'"%s": %s' % (key.encode(), msgspec.json.encode(value)) for key, value in parts.items()]
@@ -153,7 +141,3 @@ class Report:
 
 def _stamp(status: os.stat_result) -> tuple[int, int]:
     return status.st_ino, status.st_mtime_ns
-
-
-def _row(record: SwitchRecord) -> bytes:
-    return msgspec.json.encode(record.as_dict())

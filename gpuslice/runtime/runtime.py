@@ -12,7 +12,6 @@ import torch
 from torch._C._functorch import peek_interpreter_stack
 
 from gpuslice.checkpoint.discover import live_graphs, pending_collectives
-from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.background_snapshot import BackgroundSnapshot
@@ -20,7 +19,7 @@ from gpuslice.checkpoint.switch.process_groups import ParkedGroups
 from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.config import Settings
-from gpuslice.errors import GpusliceError, SuspendedStateError, SuspendRefusedError, UsageError
+from gpuslice.errors import SuspendedStateError, SuspendRefusedError, UsageError
 from gpuslice.kernels import Device
 from gpuslice.kernels.routes import choose
 from gpuslice.kernels.vmm.shim import loaded
@@ -33,7 +32,7 @@ from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.checkpoints import Checkpoints, Schedule, obstacle
 from gpuslice.runtime.common_snapshots import CommonSnapshots
 from gpuslice.runtime.device_in_use import DeviceInUse, open_target
-from gpuslice.runtime.ending import end_parked, ended_well, ours, say
+from gpuslice.runtime.ending import ended_well, ours, say
 from gpuslice.runtime.membership import Membership
 from gpuslice.runtime.run_report import Report
 from gpuslice.runtime.slot_preparation import SlotPreparation
@@ -95,8 +94,6 @@ class Runtime:
         self.checkpoints = Checkpoints(self.report)
         self.in_use = DeviceInUse(settings, identity, self._leave_device)
         self.route = choose(Route(settings.route), self.in_use.name)
-        # From the beginning, because it has to see the optimizers' steps.
-        self._lazy = LazyResume() if settings.lazy_resume else None
 
     def _report_path(self) -> Path | None:
         return rank_path(Path(self.settings.report), self.identity.rank) if self.settings.report else None
@@ -163,8 +160,7 @@ class Runtime:
     @cached_property
     def switch(self) -> Switch:
         shim = loaded() if self.route is Route.VMM else None
-        lazy, lost, verify = self._lazy, end_parked, self.settings.verify
-        return Switch(self.device, self.store, gate=self.gate, verify=verify, shim=shim, lazy=lazy, lost=lost)
+        return Switch(self.device, self.store, gate=self.gate, verify=self.settings.verify, shim=shim)
 
     @property
     def suspended(self) -> bool:
@@ -173,13 +169,7 @@ class Runtime:
 
     def _leave_device(self) -> None:
         """Another one takes its place; the switch is made anew for that, when it is needed."""
-        self._settle_resume()
         self.__dict__.pop("switch", None)
-
-    def _settle_resume(self) -> None:
-        """Wait for what a lazy resume has yet to bring; without a switch there was none."""
-        if "switch" in self.__dict__:
-            self.switch.settle()
 
     def _look_for_state(self) -> None:
         if not self.suspended:
@@ -324,7 +314,7 @@ class Runtime:
         attached = self.attached
         if attached is None or not self.interruptible() or not attached.restartable(explicit=explicit):
             return None
-        self.switch.settle()  # making it, too, has the device page-lock the store's arenas
+        _ = self.switch  # making it has the device page-lock the store's arenas
         common = self.common_snapshots
         if common is None:
             return self._snapshot(attached, hasty)
@@ -367,10 +357,6 @@ class Runtime:
         if "store" not in self.__dict__:
             return
         self.store.finished = None  # the other ranks, too, come to their end
-        try:
-            self._settle_resume()
-        except GpusliceError as error:
-            say(error.message, error.remedy)
         self.checkpoints.settle(keep=not ended_well())
         if not self.settings.job:
             self.store.close(keep=self.store.handed_out)

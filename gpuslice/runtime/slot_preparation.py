@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from gpuslice.checkpoint.named import lazy_optimizer_state
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import GpusliceError
@@ -78,7 +77,7 @@ class SlotPreparation:
         with suppress(GpusliceError):  # whatever is in the way, the suspend will say so
             if self.warming is None:
                 self.warming = self._switch().warm_up()
-            if self._checkpoints.under_way or lazy_optimizer_state.under_way():
+            if self._checkpoints.under_way:
                 self.store_used()
             else:
                 self._store().spare()

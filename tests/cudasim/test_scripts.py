@@ -84,8 +84,8 @@ def switches(report: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("--no-verify",), ("--lazy-resume",), ("--route", "auto")],
-    ids=["plain", "no_verify", "lazy", "auto"],
+    [(), ("--no-verify",), ("--route", "auto")],
+    ids=["plain", "no_verify", "auto"],
 )
 def test_the_tensor_route(warm_workshop: Workshop, options: tuple[str, ...]) -> None:
     script, report = str(warm_workshop.write("train.py", TRAIN)), warm_workshop.directory / "report.json"

@@ -24,7 +24,6 @@ import gpuslice.runtime.current
 from gpuslice.agent.agent import Agent
 from gpuslice.agent.drill import Drill
 from gpuslice.checkpoint.discover import heap
-from gpuslice.checkpoint.named.lazy_optimizer_state import LazyResume
 from gpuslice.config import Settings
 from gpuslice.errors import DeviceMemoryError
 from gpuslice.kernels import Device
@@ -159,28 +158,24 @@ def script(runtime: Runtime) -> None:
 CONTROLLERS = {"drill": drill, "agent": agent, "script": script}
 
 
-def train(controller: str, device: Faulty, directory: Path, *, lazy: bool) -> Script:
+def train(controller: str, device: Faulty, directory: Path) -> Script:
     """One boundary of a job whose device is ``device``."""
-    settings = Settings(
-        ramdisk_dir=str(directory / "ramdisk"), job="kept", socket="ipc:///nowhere", lazy_resume=lazy
-    )
+    settings = Settings(ramdisk_dir=str(directory / "ramdisk"), job="kept", socket="ipc:///nowhere")
     runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
-    runtime._lazy = LazyResume(smallest_bytes=1) if lazy else None
     runtime.in_use.device = device
     gpuslice.runtime.current._runtime = runtime
     state = Script()
     try:
         CONTROLLERS[controller](runtime)
-        runtime.switch.settle()
     finally:
         (directory / "saved").write_text(state.digest(), encoding="ascii")
     return state
 
 
-def case(controller: str, device: Faulty, directory: Path, *, lazy: bool) -> NoReturn:
+def case(controller: str, device: Faulty, directory: Path) -> NoReturn:
     """Be the process of one case; ends with the script's exit code, or with ours."""
     try:
-        train(controller, device, directory, lazy=lazy)
+        train(controller, device, directory)
     except BaseException:  # noqa: BLE001 - as a script that ends by an error, whatever it is
         (directory / "error").write_text(traceback.format_exc(), encoding="utf-8")
         os._exit(99)
@@ -188,19 +183,17 @@ def case(controller: str, device: Faulty, directory: Path, *, lazy: bool) -> NoR
     os._exit(0)
 
 
-def run(
-    controller: str, number: int, kind: str, directory: Path, *, lazy: bool, late: bool
-) -> dict[str, Any]:
+def run(controller: str, number: int, kind: str, directory: Path, *, late: bool) -> dict[str, Any]:
     """How one case ended."""
     directory.mkdir(parents=True)
     device = Faulty(CPU, number, ERRORS[kind], late=late)
     pid = os.fork()
     if pid == 0:
-        case(controller, device, directory, lazy=lazy)
+        case(controller, device, directory)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     texts = {name: _read(directory / name) for name in ("saved", "error", "calls")}
     snapshots = [str(path) for path in (directory / "ramdisk").rglob("*.gsnp")]
-    return {"case": [controller, number, kind, lazy, late], "code": code, "files": snapshots, **texts}
+    return {"case": [controller, number, kind, late], "code": code, "files": snapshots, **texts}
 
 
 def _read(path: Path) -> str:
@@ -212,18 +205,17 @@ def cases(
 ) -> Iterator[dict[str, Any]]:
     """An undisturbed run of each controller, then all its failures: each call with each kind, or in turn."""
     for controller in controllers:
-        for lazy in (False, True):
-            place = directory / controller / ("lazy" if lazy else "whole")
-            whole = run(controller, -1, "cuda", place / "undisturbed", lazy=lazy, late=False)
-            yield whole
-            calls = json.loads(whole["calls"])
-            # Of those in a row, such as `owns` of every storage, the first stands for all.
-            kind_in_turn = itertools.cycle(kinds)
-            for number in [n for n, call in enumerate(calls) if n == 0 or calls[n - 1] != call]:
-                for late in (False, True) if is_method(CPU, calls[number]) else (False,):
-                    for kind in [next(kind_in_turn) for _ in range(2)] if in_turn else kinds:
-                        name = f"{number}-{kind}-{late}"
-                        yield run(controller, number, kind, place / name, lazy=lazy, late=late)
+        place = directory / controller
+        whole = run(controller, -1, "cuda", place / "undisturbed", late=False)
+        yield whole
+        calls = json.loads(whole["calls"])
+        # Of those in a row, such as `owns` of every storage, the first stands for all.
+        kind_in_turn = itertools.cycle(kinds)
+        for number in [n for n, call in enumerate(calls) if n == 0 or calls[n - 1] != call]:
+            for late in (False, True) if is_method(CPU, calls[number]) else (False,):
+                for kind in [next(kind_in_turn) for _ in range(2)] if in_turn else kinds:
+                    name = f"{number}-{kind}-{late}"
+                    yield run(controller, number, kind, place / name, late=late)
 
 
 if __name__ == "__main__":
