@@ -27,7 +27,7 @@ class FileLock:
     def wait(cls, path: Path) -> Self:
         """The lock, as soon as nobody else has it."""
         lock = cls(path)
-        lock.take()
+        fcntl.flock(lock.descriptor, fcntl.LOCK_EX)
         return lock
 
     @classmethod
@@ -40,15 +40,6 @@ class FileLock:
             lock.release()
             return None
         return lock
-
-    def take(self) -> None:
-        """Wait until nobody else has it."""
-        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
-
-    @property
-    def removed(self) -> bool:
-        """Whether the file has no name any more."""
-        return os.fstat(self.descriptor).st_nlink == 0
 
     @property
     def held(self) -> bool:

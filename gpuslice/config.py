@@ -71,8 +71,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         File for what is recorded of so many steps, after which the script ends; empty and 0 for nothing.
     job
         The job's name; a named job's snapshots outlive it and a restarted process continues from them.
-    standby
-        Be ready to go on with the named job when the process that has it ends: wait in ``gpuslice.attach``.
     keep_children
         Leave processes that a submitted job has started and left behind alone when it ends.
     socket
@@ -105,7 +103,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     profile: PathText = ""
     profile_steps: Count = 0
     job: Word = ""
-    standby: bool = False
     keep_children: bool = False
     socket: Word = ""
     ranks: Count = 0

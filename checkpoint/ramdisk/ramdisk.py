@@ -154,53 +154,6 @@ class RamDisk:
             name += f"@{blake2b(os.fsencode(self._scheduler), digest_size=4).hexdigest()}"
         return self.directory / f"{name}.r{rank}"
 
-    def stand_by(
-        self,
-        job: str,
-        rank: int = 0,
-        *,
-        ranks: Collection[int] = (),
-        waiting: Callable[[], object] | None = None,
-    ) -> JobStore | None:
-        """The store of a named job's rank, as soon as no living process has it.
-
-        Parameters
-        ----------
-        ranks
-            As for `open_store`.
-        waiting
-            Called when it is certain that no end of that process will be missed.
-
-        Returns
-        -------
-        JobStore or None
-            As `open_store` gives it. ``None`` if the process that had it has ended well: it left nothing.
-
-        Raises
-        ------
-        SnapshotError
-            As for `open_store`.
-        """
-        directory = self.home(job, rank)
-        while not self._has_ended_well(directory, waiting):
-            lock = self._claim(directory)  # another one that stands by may have been quicker
-            if lock is not None:
-                return self._take_over(directory, lock, job, rank, ranks)
-        return None
-
-    def _has_ended_well(self, directory: Path, waiting: Callable[[], object] | None) -> bool:
-        """Wait for the end of the process that has this store, if any; whether it left nothing anywhere."""
-        with self._budget.lock():
-            if not (directory / OWNER).exists():
-                return False
-            lock = FileLock(directory / OWNER)
-        with lock:
-            if waiting is not None:
-                waiting()
-            lock.take()
-            spilled = [] if self.spilled is None else self.spilled.records(directory.name)
-            return lock.removed and not any(record.restartable for record in spilled)
-
     def _claim(self, directory: Path) -> FileLock | None:
         """The lock of a store, made when missing; ``None`` if a living process has it."""
         with self._budget.lock():

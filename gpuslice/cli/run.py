@@ -47,9 +47,6 @@ def command(
     job: Annotated[
         str | None, Option(metavar="NAME", help="Keep snapshots of attached state under this name.")
     ] = None,
-    standby: Annotated[
-        bool, Option("--standby", help="Wait in gpuslice.attach until the job's present process has ended.")
-    ] = False,
 ) -> int:
     """Run a training script, a module or a command under gpuslice, unmodified.
 
@@ -73,7 +70,6 @@ def command(
         spill_limit=spill_limit,
         report=report,
         job=job,
-        standby=standby or None,
     )
     if settings.route == Route.DRIVER.value:
         from gpuslice.driver_route.command import execute as execute_under_driver

@@ -27,7 +27,7 @@ _OWN = (signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD)
 #: Settings that need gpuslice inside of the process.
 _INSIDE = (
     *("suspend_every", "suspend_at", "checkpoint_every", "recreate_groups"),
-    *("report", "job", "standby"),
+    *("report", "job"),
 )
 
 

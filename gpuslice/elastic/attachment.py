@@ -67,8 +67,6 @@ def attach(
             "there is a process group already, which cannot grow or shrink",
             "leave out init_process_group: gpuslice.elastic makes the groups",
         )
-    if process.settings.standby:
-        raise UsageError("an elastic job cannot stand by", "leave out --standby: ranks wait by themselves")
     if job is not None:
         process.name_job(job)
     world = World(process, named, sampler, backend, build)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +29,7 @@ from gpuslice.errors import (
 )
 from gpuslice.runtime.common_snapshots import CommonSnapshots, agree, newest_common
 from gpuslice.runtime.current import runtime
-from gpuslice.runtime.ending import say, undisturbed, whole_or_ended
+from gpuslice.runtime.ending import undisturbed, whole_or_ended
 from gpuslice.runtime.progress import Progress, goal
 from gpuslice.runtime.runtime import Runtime
 from gpuslice.types import DeviceName
@@ -300,8 +299,6 @@ def attach(job: str | None = None, /, **named: object) -> Job:
     attached = Job(process, named)
     if process.settings.job:
         _go_on(attached, process)
-    elif process.settings.standby:
-        raise UsageError("a process that stands by needs the name of its job", "give one with --job")
     process.attached = attached
     return attached
 
@@ -338,9 +335,6 @@ def restore(path: str | os.PathLike[str], /, **named: object) -> dict[str, Any]:
 
 def _go_on(job: Job, process: Runtime) -> None:
     """Load the named job's newest snapshot, if there is one."""
-    if process.settings.standby and not process.stand_by():
-        say(f"job {process.settings.job} has ended; nothing is left to do")
-        sys.exit()
     snapshots = process.store.restartable()
     agreed = agree(snapshots, process.identity.world_size)
     boundary = newest_common(agreed)

@@ -146,17 +146,6 @@ class Runtime:
         me = self.identity
         return self.ramdisk.open_store(self.settings.job or None, me.rank, ranks=me.local_ranks)
 
-    def stand_by(self) -> bool:
-        """Wait for the end of the process that has the named job; false if it left nothing to go on with."""
-        if "store" not in self.__dict__:
-            job, me = self.settings.job, self.identity
-            words = f"standing by for job {job}"
-            store = self.ramdisk.stand_by(job, me.rank, ranks=me.local_ranks, waiting=lambda: say(words))
-            if store is None:
-                return False
-            self.__dict__["store"] = store
-        return True
-
     @cached_property
     def switch(self) -> Switch:
         shim = loaded() if self.route is Route.VMM else None
