@@ -61,8 +61,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         The drill: suspend and resume at every Nth boundary, or at the boundaries listed.
     checkpoint_every
         Save an attached, named job's state at every Nth boundary, for a restart; 0 for never.
-    recreate_groups
-        Destroy the NCCL communicators of process groups while the job is parked, and make them anew.
     verify
         Compare a snapshot's bytes with their checksums when a resume or a restart takes them back.
     report
@@ -97,7 +95,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     suspend_every: Count = 0
     suspend_at: Word = ""
     checkpoint_every: Count = 0
-    recreate_groups: bool = False
     verify: bool = True
     report: PathText = ""
     profile: PathText = ""

@@ -5,8 +5,7 @@ nobody stops, keeps its heartbeat. But ranks come back one after another: the fi
 back already waits for the others. Its time limit is therefore extended until a collective has been completed.
 
 NCCL 2.29.7 and newer can release the memory of a communicator. All ranks have to call that, and all have to
-call for its return: whoever calls alone waits for ever. So they agree first, through the group's store. If
-the user has asked for it, communicators are destroyed instead, and made anew (``recreated_groups``).
+call for its return: whoever calls alone waits for ever. So they agree first, through the group's store.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from gpuslice.checkpoint.discover import pending_collectives
@@ -26,7 +26,6 @@ from gpuslice.kernels import Device
 from gpuslice.kernels.nccl import Communicator
 
 from .record import Stages, SwitchRecord
-from .recreated_groups import GroupBackend, ShutDown, backends
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 EXTENSION = timedelta(hours=1)
 #: What stays on a GPU and is worth a word: the buffers of NVLS take hundreds of MiB.
 _NOTABLE_BYTES = 64 << 20
-_REMEDY = "--recreate-groups has communicators destroyed while a job is parked, and made anew (docs/hooks.md)"
 #: So long a rank that is parked waits for the others to be, and one that comes back for the others to come.
 _PATIENCE_PARKED, _PATIENCE_BACK = timedelta(seconds=10), timedelta(seconds=60)
 
@@ -63,24 +61,20 @@ class ParkedGroups:
     ----------
     at_next_boundary
         Calls what it is given at the process's next boundary: there timeouts are put back.
-    recreate
-        Whether NCCL's communicators are destroyed at a suspend and made anew at the resume.
     tell
-        Told what of NCCL stays on the GPU and what helps; once.
+        Told what of NCCL stays on the GPU; once.
     """
 
     def __init__(
         self,
         at_next_boundary: Callable[[Callable[[int], None]], None],
         *,
-        recreate: bool = False,
-        tell: Callable[[str, str], object] = lambda what, remedy: None,
+        tell: Callable[[str], object] = lambda what: None,
     ) -> None:
         self._at_next_boundary = at_next_boundary
-        self._recreate = recreate
-        self._tell: Callable[[str, str], object] | None = tell
+        self._tell: Callable[[str], object] | None = tell
         self._extended: list[_Extended] = []
-        self._released: list[Communicator] | list[ShutDown] = []
+        self._released: list[Communicator] = []
         self._record = SwitchRecord(0)
         #: The boundary of the last suspend, how many were begun there, and resumes tried of the released.
         self._boundary = self._suspends = self._resumes = 0
@@ -113,31 +107,24 @@ class ParkedGroups:
         self._parked = f"gpuslice/parked/{boundary}/{self._suspends}"
 
     def _decline(self, device: Device) -> None:
-        if self._asks(_nccl_backends(device), device):
+        if _communicators(device):
             _agreed(self._parked, timedelta(), consent=False)
 
-    def _asks(self, found: Sequence[GroupBackend], device: Device) -> bool:
-        """Whether the ranks ask each other; all of them have the same groups."""
-        return bool(found) and (self._recreate or bool(_communicators(found, device)))
-
     def _release(self, record: SwitchRecord, device: Device) -> None:
-        """Release what all ranks can, and note what stays."""
-        found = _nccl_backends(device)
-        if not self._asks(found, device):
+        """Release what all ranks can, and note what stays. All ranks have the same communicators."""
+        found = _communicators(device)
+        if not found:
             return
         with Stages(record).stage("free_s"):
-            release = self._shut_down if self._recreate else self._suspend
-            gone_bytes, held_bytes = release(found, record, device)
+            gone_bytes, held_bytes = self._suspend(found, device)
         if self._released:
             self._back, self._resumes = f"{self._parked}/back", 0
         record.leave_communicators(gone_bytes, held_bytes)
         self._record = record
 
-    def _suspend(
-        self, found: Sequence[GroupBackend], record: SwitchRecord, device: Device
-    ) -> tuple[int, int]:
+    def _suspend(self, found: Sequence[Communicator], device: Device) -> tuple[int, int]:
         """Have NCCL release what it can; bytes that are gone, and that stay."""
-        memory = [(one, one.memory()) for one in _communicators(found, device)]
+        memory = [(one, one.memory()) for one in found]
         known = [(one, nbytes) for one, nbytes in memory if nbytes is not None]
         if known and _agreed(self._parked, _PATIENCE_PARKED):
             self._released = [one for one, _ in memory if one.suspend()]
@@ -151,30 +138,14 @@ class ParkedGroups:
             self._say(f"{what}: {format_size(kept)} stay on {device.name} while the job is parked")
         return gone, kept + sum(nbytes.suspendable_bytes for _, nbytes in known) - gone
 
-    def _shut_down(
-        self, found: Sequence[GroupBackend], record: SwitchRecord, device: Device
-    ) -> tuple[int, int]:
-        """Destroy all communicators; bytes that are gone, and that stay."""
-        obstacle = next(filter(None, (backend.obstacle() for backend in found)), "")
-        memory = [one.memory() for one in _communicators(found, device)]
-        known = sum(one.suspendable_bytes + one.persistent_bytes for one in memory if one is not None)
-        if not _agreed(self._parked, _PATIENCE_PARKED, consent=not obstacle):
-            if obstacle:
-                what = "the communicators of this rank cannot be made anew and stay"
-                self._say(f"{what} on {device.name} while the job is parked: {obstacle}", remedy="")
-            return 0, known
-        gpu = device.torch_device
-        self._released = [ShutDown(backend, self._parked, gpu) for backend in found]
-        return (record.shrunk_bytes(device) if None in memory else known), 0
-
-    def _say(self, what: str, remedy: str = _REMEDY) -> None:
+    def _say(self, what: str) -> None:
         """Once, and by one rank for all."""
         tell, self._tell = self._tell, None
         if tell is not None and dist.get_rank() == 0:
-            tell(what, remedy)
+            tell(what)
 
     def restore(self, device: Device, *, moves: bool) -> None:
-        """Before a resume: give the communicators back what was released, or make them anew.
+        """Before a resume: give the communicators back what was released.
 
         Parameters
         ----------
@@ -190,7 +161,7 @@ class ParkedGroups:
         SuspendRefusedError
             If other ranks do not come back, or it cannot move. The rank is parked as before.
         SwitchFailedError
-            If a communicator is lost or cannot be made anew.
+            If a communicator is lost.
         """
         if moves and (bound := self.obstacle_to_moves(device)):
             raise SuspendRefusedError(
@@ -201,12 +172,9 @@ class ParkedGroups:
             return
         with Stages(self._record).stage("reserve_s"):
             self._await_others()
-            anew = isinstance(self._released[0], ShutDown)
             while self._released:
                 self._released[0].resume()
                 del self._released[0]
-        if anew:
-            self._extend()
 
     def _await_others(self) -> None:
         """Once all have agreed none asks again: the others wait in NCCL for one that has to try again."""
@@ -228,13 +196,13 @@ class ParkedGroups:
 
     def obstacle_to_moves(self, device: Device) -> str:
         """Why this rank cannot resume on another device, or an empty string."""
-        if self._released or _communicators(_nccl_backends(device), device):
+        if self._released or _communicators(device):
             return f"an NCCL communicator of its process group belongs to {device.name}"
         return ""
 
     def _extend(self) -> None:
         known = {id(extended.backend) for extended in self._extended}
-        for backend in (found.backend for found in backends()):
+        for backend in _backends():
             if hasattr(backend, "_add_ephemeral_timeout"):
                 backend._add_ephemeral_timeout(EXTENSION)  # NCCL: torch itself puts it back
             elif id(backend) not in known:
@@ -273,11 +241,27 @@ def agree(store: Store, name: str, ranks: int, patience: timedelta) -> bool:
         return False
 
 
-def _nccl_backends(device: Device) -> list[GroupBackend]:
-    return [one for one in backends() if one.nccl] if device.torch_device.type == "cuda" else []
+def _backends() -> list[Any]:
+    """Return the backends of gloo and NCCL here, in the order in which all ranks have made them."""
+    if not dist.is_available() or not dist.is_initialized():
+        return []
+    found: dict[int, Any] = {}
+    for group in dist.distributed_c10d._world.pg_map:
+        for device in group._device_types:
+            outer: Any = group._get_backend(device)
+            backend = getattr(outer, "wrapped_pg", outer)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+            if backend._get_backend_name() in ("gloo", "nccl"):
+                found[id(backend)] = backend
+    return list(found.values())
 
 
-def _communicators(found: Sequence[GroupBackend], device: Device) -> list[Communicator]:
-    """On this device, in the order in which all ranks have made them."""
-    every = (backend.communicator(device.torch_device) for backend in found)
-    return [one for one in every if one is not None]
+def _communicators(device: Device) -> list[Communicator]:
+    """Return NCCL's communicators on ``device``, in the order in which all ranks have made them.
+
+    Torch does not tell those between two ranks alone.
+    """
+    if device.torch_device.type != "cuda":
+        return []
+    with torch.cuda.device(device.torch_device):
+        addresses = [one._comm_ptr() for one in _backends() if one._get_backend_name() == "nccl"]
+    return [Communicator(address) for address in addresses if address]

@@ -83,11 +83,6 @@ class SwitchRecord:
     def _held_on(self, device: Device) -> dict[str, int]:
         return device.held(self.bytes_freed if self.route == "vmm" else 0)
 
-    def shrunk_bytes(self, device: Device) -> int:
-        """What the context and libraries have freed since the suspend was weighed; 0 if NVML cannot tell."""
-        before, now = (held.get(LIBRARIES, 0) for held in (self.held, self._held_on(device)))
-        return max(0, before - now)
-
     def leave(self, reason: str, nbytes: int) -> None:
         """Note bytes of the device that no Python object has, and that a suspend leaves where they are."""
         if nbytes:

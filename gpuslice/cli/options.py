@@ -36,10 +36,6 @@ CheckpointEvery = Annotated[
     int | None,
     Option(metavar="N", help="Save attached state at every Nth boundary while training goes on."),
 ]
-RecreateGroups = Annotated[
-    bool,
-    Option("--recreate-groups", help="Destroy NCCL communicators while parked, and make them anew."),
-]
 #: Everything from the script on is the script's; unknown options before it are named by `launch`.
 Words = Annotated[
     list[str] | None, Argument(metavar="(SCRIPT.py | -m MODULE | -- COMMAND) [ARGS]...", rest=True)

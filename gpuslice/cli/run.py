@@ -9,7 +9,7 @@ from gpuslice.launch.command import execute
 from gpuslice.types import Route
 
 from .declare import Option
-from .options import CheckpointEvery, RecreateGroups, Words
+from .options import CheckpointEvery, Words
 from .options import Route as RouteOption
 
 
@@ -23,7 +23,6 @@ def command(
         str | None, Option(metavar="3,17,40", help="Suspend and resume at these boundaries.")
     ] = None,
     checkpoint_every: CheckpointEvery = None,
-    recreate_groups: RecreateGroups = False,
     no_verify: Annotated[
         bool, Option("--no-verify", help="Take snapshots back without comparing their checksums.")
     ] = False,
@@ -60,7 +59,6 @@ def command(
         suspend_every=suspend_every,
         suspend_at=suspend_at,
         checkpoint_every=checkpoint_every,
-        recreate_groups=recreate_groups or None,
         verify=False if no_verify else None,
         memory=memory,
         route=route,

@@ -14,7 +14,7 @@ from gpuslice.errors import UsageError
 
 from .client_commands import connect
 from .declare import Option
-from .options import CheckpointEvery, Json, RecreateGroups, Route, StateDir, Words
+from .options import CheckpointEvery, Json, Route, StateDir, Words
 
 
 class OnTimeout(Enum):
@@ -72,7 +72,6 @@ def command(
         ),
     ] = None,
     checkpoint_every: CheckpointEvery = None,
-    recreate_groups: RecreateGroups = False,
     variables: Annotated[
         list[str] | None, Option("--env", metavar="K=V", help="A variable for the job.")
     ] = None,
@@ -119,7 +118,6 @@ def command(
             environ=environ,
             route=route,
             checkpoint_every=checkpoint_every,
-            recreate_groups=recreate_groups,
         )
     print(msgspec.json.encode({"id": job}).decode() if as_json else job)
 

@@ -106,7 +106,6 @@ class Client:
         directory: str | Path | None = None,
         route: str | None = None,
         checkpoint_every: int | None = None,
-        recreate_groups: bool = False,
     ) -> str:
         """Hand in a job and return its id.
 
@@ -159,8 +158,6 @@ class Client:
             How the device is emptied.
         checkpoint_every
             Save its attached state at every so many boundaries, while the training goes on.
-        recreate_groups
-            Destroy the NCCL communicators of its process groups while it is parked, and make them anew.
         """
         # Late: only this verb needs to know how jobs are started.
         from gpuslice.launch.command import command_line, environment
@@ -180,7 +177,6 @@ class Client:
             variables,
             route=route,
             checkpoint_every=checkpoint_every,
-            recreate_groups=recreate_groups or None,
         )
         request = verbs.Submit(
             name=name or _stem(words),

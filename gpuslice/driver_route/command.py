@@ -26,7 +26,7 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 _OWN = (signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD)
 #: Settings that need gpuslice inside of the process.
 _INSIDE = (
-    *("suspend_every", "suspend_at", "checkpoint_every", "recreate_groups"),
+    *("suspend_every", "suspend_at", "checkpoint_every"),
     *("report", "job"),
 )
 

@@ -88,7 +88,7 @@ class Runtime:
         self.common_snapshots: CommonSnapshots | None = None
         self.gate = ThreadGate()
         self.memory_limit = MemoryLimit(settings.memory, say)
-        self._groups = ParkedGroups(boundaries.call_at_next, recreate=settings.recreate_groups, tell=say)
+        self._groups = ParkedGroups(boundaries.call_at_next, tell=say)
         self.slot_preparation: SlotPreparation | None = None
         self.report = Report(self._report_path(), job=settings.job, rank=identity.rank)
         self.checkpoints = Checkpoints(self.report)

@@ -15,10 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpuslice.checkpoint.switch import recreated_groups
 from gpuslice.checkpoint.switch.process_groups import ParkedGroups
 from gpuslice.config import Settings
-from gpuslice.errors import DeviceMemoryError, SuspendRefusedError, SwitchFailedError
+from gpuslice.errors import DeviceMemoryError, SuspendRefusedError
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.runtime import Runtime
@@ -101,10 +100,10 @@ def gang(workshop: Workshop) -> Workshop:
     return workshop
 
 
-def suspended(workshop: Workshop, *more: str) -> list[dict[str, Any]]:
+def suspended(workshop: Workshop) -> list[dict[str, Any]]:
     """The switches of both ranks of a gang that is suspended at boundaries 3, 6, 9 and 12."""
     script = str(gang(workshop).write("train.py", TRAIN))
-    flags = ("--device", "cuda", "--suspend-every", "3", "--report", "r.json", *more)
+    flags = ("--device", "cuda", "--suspend-every", "3", "--report", "r.json")
     finish_ranks(workshop.start_ranks(2, workshop.command(*flags, script)))
     reports = [json.loads(file.read_text()) for file in workshop.directory.glob("r*.json")]
     assert [len(report["switches"]) for report in reports] == [4, 4]
@@ -130,22 +129,6 @@ def verbs(workshop: Workshop, rank: int) -> list[tuple[str, int]]:
     """What happened to communicators, besides collectives: in order, and how often in a row."""
     noted = workshop.directory.joinpath(f"verbs.{rank}").read_text().split()
     return [(verb, len(list(same))) for verb, same in groupby(one for one in noted if one != "collective")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("version", ["22809", "22907"])
-def test_communicators_are_destroyed_and_made_anew_if_that_is_asked_for(
-    workshop: Workshop, undisturbed: list[str], version: str
-) -> None:
-    """Of any NCCL; the groups keep their names, ranks and time limits."""
-    workshop.environ["CUDASIM_NCCL_VERSION"] = version
-    switches = suspended(workshop, "--recreate-groups")
-    assert digests(workshop.directory) == undisturbed
-    for switch in switches:
-        assert switch["bytes_communicators"] == 2 * 10 * MIB
-        assert "communicators" not in switch["held"]
-    for rank in range(2):
-        assert verbs(workshop, rank) == [("init", 2), ("destroy", 2)] * 5
 
 
 @pytest.mark.slow
@@ -206,11 +189,10 @@ def test_the_others_wait_for_a_rank_that_tries_again(workshop: Workshop) -> None
 
 
 @pytest.fixture
-def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runtime]:
-    """A rank of one, in this process; with a parameter its group is bound to that GPU, and connected."""
-    bound = {"device_id": torch.device(request.param)} if hasattr(request, "param") else {}
+def job(tmp_path: Path) -> Iterator[Runtime]:
+    """A rank of one, in this process."""
     dist.init_process_group(
-        "nccl", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30), **bound
+        "nccl", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30)
     )
     settings = Settings(ramdisk_dir=str(tmp_path / "ramdisk"), device="cuda:0")
     runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
@@ -273,80 +255,6 @@ def test_a_communicator_keeps_its_rank_on_its_gpu(job: Runtime) -> None:
     assert weights.tolist() == [1.0] * 8
 
 
-@pytest.fixture
-def recreating(tmp_path: Path, job: Runtime) -> Iterator[Runtime]:
-    """The same rank, with groups that are made anew."""
-    settings = Settings(ramdisk_dir=str(tmp_path / "another"), device="cuda:0", recreate_groups=True)
-    runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
-    yield runtime
-    runtime.close()
-
-
-def free_bytes() -> int:
-    return torch.cuda.mem_get_info(0)[0]
-
-
-@pytest.mark.parametrize("job", ["cuda:0"], indirect=True)
-def test_a_group_that_is_bound_to_its_gpu_stays_bound(job: Runtime, recreating: Runtime) -> None:
-    group = dist.distributed_c10d._get_default_group()
-    weights = torch.ones(8, device="cuda:0")
-    for _ in range(2):
-        park(recreating)
-        assert group.bound_device_id == torch.device("cuda:0")
-        assert group._get_backend(torch.device("cuda"))._comm_ptr() != 0
-        dist.all_reduce(weights)
-    assert weights.tolist() == [1.0] * 8
-
-
-def test_a_group_that_is_made_anew_is_the_same_object_with_the_same_limit(recreating: Runtime) -> None:
-    weights = torch.ones(8, device="cuda:0")
-    dist.all_reduce(weights)
-    group = dist.distributed_c10d._get_default_group()
-    name, with_communicator = group.group_name, free_bytes()
-    for _ in range(3):
-        recreating.suspend(explicit=True)
-        assert free_bytes() >= with_communicator + 10 * MIB
-        assert "an NCCL communicator" in recreating.obstacle_to_moves()
-        assert recreating.resume().bytes_communicators == 10 * MIB
-        assert free_bytes() == with_communicator
-        options = group._get_backend(torch.device("cuda")).options
-        assert (group.group_name, options._timeout) == (name, timedelta(seconds=30))
-        dist.all_reduce(weights)
-    assert weights.tolist() == [1.0] * 8
-
-
-def park(job: Runtime) -> None:
-    job.suspend(explicit=True)
-    job.resume()
-
-
-@pytest.mark.parametrize("verb", ["ncclCommInitRankConfig", "ncclCommDestroy"])
-def test_a_group_that_is_lost_names_itself_and_the_remedy(recreating: Runtime, verb: str) -> None:
-    weights = torch.ones(8, device="cuda:0")
-    dist.all_reduce(weights)
-    cudasim.fail(verb, 2)
-    with pytest.raises(SwitchFailedError, match="process group '0' could not be") as caught:
-        park(recreating)
-    assert "start the job again from its snapshot" in caught.value.remedy
-    assert recreating.suspended, "the script does not run on"
-
-
-def test_a_group_that_cannot_be_made_anew_any_more_keeps_its_memory(
-    recreating: Runtime, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(recreated_groups, "_NUMBERS", range(200, 202))
-    weights = torch.ones(8, device="cuda:0")
-    dist.all_reduce(weights)
-    for number in range(4):
-        recreating.suspend(explicit=True)
-        record = recreating.resume()
-        gone, held = record.bytes_communicators, record.held.get("communicators", 0)
-        assert (gone, held) == ((10 * MIB, 0) if number < 2 else (0, 10 * MIB))
-        dist.all_reduce(weights)
-    assert weights.tolist() == [1.0] * 8
-    assert capfd.readouterr().err.count("as often as torch has room for") == 1
-
-
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
@@ -355,14 +263,14 @@ def test_a_group_that_cannot_be_made_anew_any_more_keeps_its_memory(
         ("CUDASIM_NCCL_PERSISTENT_MIB", "3", ""),
     ],
 )
-def test_what_nccl_cannot_release_is_said_once_with_the_remedy(
+def test_what_nccl_cannot_release_is_said_once(
     warm_workshop: Workshop, variable: str, value: str, said: str
 ) -> None:
     warm_workshop.environ[variable] = value
     script = str(warm_workshop.write("train.py", ALONE))
     done = warm_workshop.gpuslice_run("--device", "cuda:0", "--suspend-every", "2", script)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("--recreate-groups") == bool(said), done.stderr
+    assert done.stderr.count("while the job is parked") == bool(said), done.stderr
     assert said in done.stderr
 
 
