@@ -21,7 +21,7 @@ from gpuslice.types import job_id
 
 from .budget import NOBODY, Budget, Own, Tenant
 from .listing import STORE, UNNAMED, StoreInfo, TenantInfo, restartable_files, store_info, tenants
-from .room_requests import SOCKET, SPARE, request_room
+from .room_requests import SOCKET, request_room
 from .slots import (
     OWNER,
     SLOTS,
@@ -246,23 +246,22 @@ class RamDisk:
             raise failure
 
     def _givers(self, helps: Callable[[Path], bool], own: Own) -> Iterator[Callable[[], object]]:
-        """What makes room, and says whether it has: stores of the dead, the one that asks, other jobs.
+        """What makes room, and says whether it has: stores of the dead, the one that asks, parked jobs.
 
-        Of these the parked come before those that run; of either, whoever has been so for the shortest
-        time begins: where jobs take turns, it needs its slots last.
+        Of these whoever has been parked for the shortest time begins: where jobs take turns, it needs its
+        slots last.
         """
         for give in (self._discard, self._spill_dead):
             for directory in filter(helps, self._stores()):
                 yield partial(give, directory)
         yield own
-        for name in (SOCKET, SPARE):
-            for directory in filter(helps, self._listening(name)):
-                yield partial(request_room, directory, name)
+        for directory in filter(helps, self._parked()):
+            yield partial(request_room, directory)
 
-    def _listening(self, name: str) -> list[Path]:
-        """The stores whose processes listen at that socket, the latest first."""
-        stores = [store for store in self._stores() if (store / name).exists()]
-        return sorted(stores, key=lambda store: _since_ns(store / name), reverse=True)
+    def _parked(self) -> list[Path]:
+        """The stores whose processes listen to those that need room, the latest first."""
+        stores = [store for store in self._stores() if (store / SOCKET).exists()]
+        return sorted(stores, key=lambda store: _since_ns(store / SOCKET), reverse=True)
 
     def discard(self, scheduler: str) -> None:
         """Remove what a scheduler's dead jobs left and nobody can go on from."""

@@ -1,7 +1,7 @@
-"""A job's room, for whoever needs it: asked for by a local socket in the job's store.
+"""A parked job's room, for whoever needs it: asked for by a local socket in the job's store.
 
 Only the process itself can take its slots away: it has them mapped, perhaps page-locked, and is the one that
-will want them back. So it listens while it can do without them, gives up one slot for each that asks, and
+will want them back. So it listens while it is parked, gives up one slot for each that asks, and
 answers when the room is free. A socket file whose process died refuses connections, and one that dies
 meanwhile ends them; so nobody waits for the dead, and nobody reads a state from a file.
 """
@@ -21,8 +21,7 @@ from gpuslice.errors import GpusliceError, RamDiskFullError
 
 from .spill import Interrupted, Pause
 
-#: While the job is parked, and while it runs.
-SOCKET, SPARE = "room", "spare"
+SOCKET = "room"
 #: What is said meanwhile, so that silence means that the process is stopped; and the answers.
 _WORKING, _MADE, _NOTHING, _FAILED = b".", b"+", b"-", b"!"
 #: How long one that may be busy with another's wish has for its first sign, and then between two.
@@ -111,18 +110,18 @@ def _send(connection: socket.socket, data: bytes) -> bool:
     return True
 
 
-def request_room(directory: Path, name: str = SOCKET) -> bool:
+def request_room(directory: Path) -> bool:
     """Have the process of the store ``directory`` make some room, and wait until it has; whether it did.
 
-    Not if it does not listen there, has nothing more to give, or wants its slots itself. ``name`` is `SOCKET`
-    to ask it if it is parked, `SPARE` if its job runs. ``RamDiskFullError`` says why it could not.
+    Not if it does not listen there, has nothing more to give, or wants its slots itself.
+    ``RamDiskFullError`` says why it could not.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_FIRST_SIGN_S)
         said = b""
         # Nobody listens there, or it is stopped, has died or has just closed it.
         with suppress(OSError):
-            with short_path(directory / name) as address:
+            with short_path(directory / SOCKET) as address:
                 connection.connect(address)
             while data := connection.recv(_ANSWER_BYTES):
                 connection.settimeout(_SILENCE_S)

@@ -3,7 +3,7 @@
 - ``owner``: locked by the living process; says who that is
 - ``A.gsnp``, ``B.gsnp``: the two slots
 - ``A.<32 hex digits>``, ``B.<...>``: pieces of the one or the other, which other ranks may have, too
-- ``room``, ``spare``: sockets, while its process is parked, or its job runs (``room_requests``)
+- ``room``: a socket, while its process is parked (``room_requests``)
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from gpuslice.errors import GpusliceError, SnapshotError, UsageError
 
 from .arena import Arena, MapHook
 from .budget import Budget, Own
-from .room_requests import SOCKET, SPARE, RoomListener
+from .room_requests import SOCKET, RoomListener
 from .shared_pieces import SharedPieces
 from .slot import Slot
 from .slots import SLOTS, published, settle
@@ -62,7 +62,6 @@ class JobStore:
         #: Called, in the thread of its writer, when a snapshot has been published or given up.
         self.finished: Callable[[], object] | None = None
         self._warming: threading.Thread | None = None
-        self._spare_listener: RoomListener | None = None
         self._recover()
         self._generation = max((record.generation for record in self._records()), default=0)
 
@@ -186,9 +185,6 @@ class JobStore:
 
     def cool(self) -> None:
         """End what is under way in the background; afterwards no thread of the store's is at work."""
-        listener, self._spare_listener = self._spare_listener, None
-        if listener is not None:
-            listener.close()
         warming, self._warming = self._warming, None
         if warming is not None:
             warming.join()
@@ -260,27 +256,11 @@ class JobStore:
         self.cool()
         if self._spill is None:
             return nullcontext()
-        slot = snapshot.record.slot
-        return self._listen(SOCKET, slot, wanted=slot) or nullcontext()
-
-    def spare(self) -> None:
-        """From now on, until the store is used again, other processes may have the room of its slots.
-
-        The job runs: it needs them at its next suspend, which makes its arena anew. What somebody could go on
-        from is moved to the spill directory; without one nothing is given, or that suspend might lack room.
-        """
-        busy = self.closed or self._writer is not None or self._spare_listener is not None
-        if self._spill is not None and not busy and not self.handed_out:
-            self._spare_listener = self._listen(SPARE, self._free_slot().number)
-
-    def _listen(self, name: str, last: int, *, wanted: int | None = None) -> RoomListener | None:
-        """Let others have the room of the slots, of ``last`` last; the job comes back from ``wanted``."""
+        wanted = snapshot.record.slot
 
         def give(pause: Pause) -> bool:
-            if self._warming is not None:
-                self._warming.join()
             failure: GpusliceError | None = None
-            for slot in (1 - last, last):
+            for slot in (1 - wanted, wanted):
                 try:
                     if self._free_memory(slot, pause, wanted=slot == wanted):
                         return True
@@ -291,9 +271,9 @@ class JobStore:
             return False
 
         try:
-            return RoomListener(self.directory / name, give)
+            return RoomListener(self.directory / SOCKET, give)
         except (OSError, RuntimeError):
-            return None  # there is no room even for a socket, or no thread: then nobody can ask for it
+            return nullcontext()  # no room even for a socket, or no thread: then nobody can ask for it
 
     def _free_memory(self, slot: int, pause: Pause = carry_on, *, wanted: bool = False) -> bool:
         """Give up the room of a slot, if it has any and nobody needs it here (`Slot.free_memory`)."""

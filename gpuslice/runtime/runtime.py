@@ -265,14 +265,11 @@ class Runtime:
         return self.store.offering(self.switch.snapshot)
 
     def keep_ready(self) -> None:
-        """Somebody may suspend the job: see to its slots while it trains."""
+        """Somebody may suspend the job: make the arena of its next suspend ready while it trains."""
         self.slot_preparation = SlotPreparation(
             self.boundaries,
-            self.checkpoints,
             may_suspend=lambda: not self.suspended and self.interruptible(),
             switch=lambda: self.switch,
-            store=lambda: self.store,
-            spills=bool(self.settings.spill_dir),
         )
 
     def checkpoint(self, *, explicit: bool) -> bool:
@@ -317,8 +314,6 @@ class Runtime:
 
     def _snapshot(self, attached: Attached, hasty: Collection[str]) -> BackgroundSnapshot:
         """Begin it, wherever it can be begun."""
-        if self.slot_preparation is not None:
-            self.slot_preparation.store_used()
         self.gate.close()
         try:
             self.device.synchronize()

@@ -21,7 +21,7 @@ from gpuslice.checkpoint.format.layout import Layout, StorageSpec
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.ramdisk.budget import Tenant
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.ramdisk.room_requests import SOCKET, SPARE, request_room
+from gpuslice.checkpoint.ramdisk.room_requests import request_room
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import GpusliceError
 from gpuslice.kernels import open_device
@@ -133,11 +133,6 @@ class Actor:
         assert self.snapshot is not None
         self.parked.enter_context(self.store.offering(self.snapshot))
 
-    def spare(self) -> None:
-        """Let others have the room of both slots while the job runs."""
-        assert self.store is not None
-        self.store.spare()
-
     def come_back(self) -> list[int]:
         """What was saved last: the one byte that fills its first storage, and its second."""
         assert self.store is not None
@@ -233,22 +228,10 @@ class Actor:
             child = self._with_two_snapshots(directory, spill)
             Countdown(step)
             child.park()
-            child.give_all(SOCKET)
+            child.give_all()
             assert child.come_back() == [5, 5]
 
         return survives(move)
-
-    def crash_sparing(self, directory: str, spill: str, step: int) -> bool:
-        """In a child: run, give both slots away, save again, and die at some step of that."""
-
-        def give() -> None:
-            child = self._with_two_snapshots(directory, spill)
-            Countdown(step)
-            child.spare()
-            child.give_all(SPARE)
-            child.save(6, 1 << 20)
-
-        return survives(give)
 
     def _with_two_snapshots(self, directory: str, spill: str) -> Actor:
         """Another one, on another RAM disk, that has saved boundaries 4 and 5."""
@@ -258,10 +241,10 @@ class Actor:
         child.save(5, 1 << 20)
         return child
 
-    def give_all(self, name: str) -> None:
+    def give_all(self) -> None:
         """Ask oneself for room until there is no more to give."""
         assert self.store is not None
-        while request_room(self.store.directory, name):
+        while request_room(self.store.directory):
             pass
 
     def begin_in_child(self) -> list[str]:

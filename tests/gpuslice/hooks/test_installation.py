@@ -86,7 +86,7 @@ def test_no_thread_is_left_however_the_script_ends(
     done = quick_workshop.gpuslice_run(*flags, "train.py", how)
     assert done.returncode == code, done.stderr
     amid, left = _threads(quick_workshop)
-    assert {"gpuslice-watch", "gpuslice-room"} <= amid
+    assert "gpuslice-watch" in amid
     assert left == [[]] * processes
 
 

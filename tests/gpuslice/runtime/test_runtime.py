@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.ramdisk.room_requests import SPARE, request_room
 from gpuslice.config import Settings
 from gpuslice.errors import ConfigError, EnvironmentUnusableError, RamDiskFullError, UsageError
 from gpuslice.launch.rank_identity import RankIdentity
@@ -151,56 +150,25 @@ def test_the_arena_is_made_ready_after_the_second_step(job: Runtime) -> None:
     assert torch.equal(tensor, before)
 
 
-@pytest.fixture
-def spilling(tmp_path: Path) -> Iterator[Runtime]:
-    """A job that somebody may suspend, where there is a spill directory; its second step is done."""
-    settings = Settings(ramdisk_dir=str(tmp_path / "ramdisk"), spill_dir=str(tmp_path / "spill"), job="a")
-    runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
-    runtime.attached = Script()
-    runtime.keep_ready()
-    runtime.boundaries.steps = 2
-    yield runtime
-    runtime.close()
-
-
-def gives(job: Runtime) -> bool:
-    """Whether it gives up the room of a slot."""
-    return request_room(job.store.directory, SPARE)
-
-
-def test_the_slots_of_a_job_that_trains_are_there_for_others(spilling: Runtime, tmp_path: Path) -> None:
-    spilling.boundaries.mark()
-    assert gives(spilling)  # what was made ready
-    for count in (1, 2):
-        spilling.suspend(explicit=True)
-        assert not gives(spilling)
-        spilling.resume()
-        assert not gives(spilling)
-        spilling.boundaries.mark()
-        assert gives(spilling)
-        assert len(list((tmp_path / "spill").glob("*.gsnp"))) == count
-    spilling.close()
-    assert not gives(spilling)
-
-
 def test_a_rank_of_a_gang_that_failed_keeps_its_snapshots_but_no_thread(
-    spilling: Runtime, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = set(threading.enumerate())  # threads of other tests among them
     monkeypatch.setattr("gpuslice.runtime.runtime.ended_well", lambda: False)
-    spilling.identity = RankIdentity(0, 0, 2, 2)
-    spilling.suspend(explicit=True)
-    spilling.resume()
-    spilling.boundaries.mark()
-    assert "gpuslice-room" in {thread.name for thread in set(threading.enumerate()) - before}
-    spilling.close()
+    named = msgspec.structs.replace(settings, job="gang")
+    job = Runtime(named, RankIdentity(0, 0, 2, 2), BoundaryCounter())
+    job.attached = Script()
+    job.keep_ready()
+    job.suspend(explicit=True)
+    job.resume()
+    assert job.slot_preparation is not None
+    assert job.slot_preparation.warming is not None
+    job.close()
     assert not [
         thread for thread in set(threading.enumerate()) - before if thread.name.startswith("gpuslice-")
     ]
-    assert list(spilling.store.directory.glob("*.gsnp"))
-    spilling.boundaries.mark()  # exit handlers may train
-    spilling.store.spare()
-    assert not gives(spilling)
+    assert list(job.store.directory.glob("*.gsnp"))
+    job.boundaries.mark()  # exit handlers may train
 
 
 def test_a_rank_of_a_gang_says_which_snapshots_it_has(
@@ -275,28 +243,6 @@ def test_it_listens_until_the_others_have_what_it_has(settings: Settings) -> Non
     assert len(asked) == 3
     for one in ranks:
         one.close()
-
-
-def test_a_script_that_knows_a_snapshot_keeps_its_slots(spilling: Runtime) -> None:
-    spilling.suspend(explicit=True)
-    spilling.store.handed_out = True
-    spilling.resume()
-    spilling.boundaries.mark()
-    assert not gives(spilling)
-
-
-def test_slots_in_use_are_given_when_they_no_longer_are(spilling: Runtime) -> None:
-    spilling.suspend(explicit=True)
-    spilling.resume()
-    spilling.boundaries.mark()
-    assert gives(spilling)
-    assert spilling.checkpoint(explicit=True)
-    spilling.boundaries.mark()
-    assert not gives(spilling)
-    spilling.checkpoints.settle()
-    assert not gives(spilling)
-    spilling.boundaries.mark()
-    assert gives(spilling)
 
 
 def test_a_boundary_at_which_it_cannot_be_suspended_is_no_reason_to_prepare_never(job: Runtime) -> None:

@@ -130,7 +130,6 @@ def test_without_more_threads_nobody_listens_and_the_job_parks_all_the_same(
 ) -> None:
     snapshot = save(store, boundary=1)
     before = len(os.listdir("/proc/self/fd"))
-    store.spare()
     with store.offering(snapshot):
         assert not request_room(store.directory)
         assert sorted(os.listdir(store.directory)) == ["A.gsnp", "owner"]
