@@ -18,7 +18,7 @@ SWITCH_SHARE = 0.03
 #: How much of what was learnt before is kept when something new is.
 _MEMORY = 0.8
 #: Stages that take longer the more bytes there are.
-_MOVING = frozenset({"copy_out_s", "publish_s", "fetch_s", "reserve_s", "verify_s", "copy_in_s"})
+_MOVING = frozenset({"copy_out_s", "publish_s", "fetch_s", "reserve_s", "copy_in_s"})
 #: Stage of a resume that is somebody else's time.
 _PARKED = "parked_s"
 #: Shrinks the share of tensors, which nothing can tell from that of bytes while all jobs are alike.

@@ -22,7 +22,7 @@ from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
 
 hide_imports()  # as under `gpuslice run`
-STAGES = ("reserve_s", "verify_s", "copy_in_s")
+STAGES = ("reserve_s", "copy_in_s")
 
 Note = Callable[..., None]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: The stages of a suspend and of a resume, as the record names their seconds.
 SUSPEND_STAGES = ("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s")
-RESUME_STAGES = ("fetch_s", "reserve_s", "verify_s", "copy_in_s")
+RESUME_STAGES = ("fetch_s", "reserve_s", "copy_in_s")
 
 #: In ``held``: what only NVML tells.
 LIBRARIES = "context_and_libraries"
@@ -55,7 +55,6 @@ class SwitchRecord:
     verified: bool = False
     fetch_s: float = 0.0
     reserve_s: float = 0.0
-    verify_s: float = 0.0
     copy_in_s: float = 0.0
     rss_before_bytes: int = 0
     rss_parked_bytes: int = 0

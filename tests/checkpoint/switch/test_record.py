@@ -21,7 +21,7 @@ def test_a_record_without_copies_has_no_rate() -> None:
 def test_the_sums_are_those_of_the_stages() -> None:
     record = SwitchRecord(1, quiesce_s=1, find_s=2, admit_s=4, copy_out_s=8, publish_s=16, free_s=32)
     assert record.suspend_s == 63
-    record = SwitchRecord(1, parked_s=100, reserve_s=1, verify_s=2, copy_in_s=4)
+    record = SwitchRecord(1, parked_s=100, fetch_s=1, reserve_s=2, copy_in_s=4)
     assert record.resume_s == 7
 
 

@@ -27,8 +27,7 @@ SWITCH = {
     "free_s": 0.1,
     "parked_s": 50.0,
     "reserve_s": 0.1,
-    "verify_s": 4.0,
-    "copy_in_s": 0.5,
+    "copy_in_s": 4.5,
 }
 
 
@@ -44,7 +43,7 @@ def test_words() -> None:
 
 def test_measured(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
-    path.write_text(json.dumps({"switches": [SWITCH, {**SWITCH, "copy_in_s": 1.5}]}))
+    path.write_text(json.dumps({"switches": [SWITCH, {**SWITCH, "copy_in_s": 5.5}]}))
     assert seconds(str(path)) == pytest.approx(8.5)
     medians = {"test_suspend": 0.25, "test_resume": 0.5, "test_limit[out]": 9.0}
     rows = [{"name": name, "stats": {"median": median}} for name, median in medians.items()]
@@ -57,7 +56,7 @@ def test_measured(tmp_path: Path) -> None:
 
 def test_a_report_counts_as_its_own_record_does(tmp_path: Path) -> None:
     record = SwitchRecord(
-        boundary=3, find_s=0.5, admit_s=0.25, copy_out_s=2.0, parked_s=9.0, verify_s=0.125, copy_in_s=1.0
+        boundary=3, find_s=0.5, admit_s=0.25, copy_out_s=2.0, parked_s=9.0, reserve_s=0.125, copy_in_s=1.0
     )
     path = tmp_path / "report.json"
     path.write_text(json.dumps({"switches": [record.as_dict()]}))
