@@ -71,11 +71,9 @@ class Account:
     blackout_s
         What that cost it together: every stage but the time it was parked. Of a gang, its slowest rank's.
         When other processes were started for other devices, also the time until it trained again.
-    bytes_out
-        Copied to the RAM disk.
     """
 
-    __slots__ = ("_cost_s", "_parks", "blackout_s", "bytes_out", "given", "phase", "slices", "switches")
+    __slots__ = ("_cost_s", "_parks", "blackout_s", "given", "phase", "slices", "switches")
 
     def __init__(self, phase: Phase) -> None:
         self.phase = phase
@@ -83,12 +81,11 @@ class Account:
         self.given = 0
         self.switches = 0
         self.blackout_s = 0.0
-        self.bytes_out = 0
         #: Seconds of the present switch, and the boundary of the last park, by rank.
         self._cost_s: dict[int, float] = {}
         self._parks: dict[int, tuple[int, int]] = {}
 
-    def reported(self, job: Gang, rank: int, message: Suspended | Resumed) -> bool:
+    def reported(self, rank: int, message: Suspended | Resumed) -> bool:
         """Take note of one rank's half of a switch; whether it counts."""
         if message.epoch != self.phase.epoch:
             return False  # too late; the core has dropped it
@@ -97,7 +94,6 @@ class Account:
             if self._parks.get(rank) == park:
                 return False  # said again after a Hello
             self._parks[rank] = park
-            self.bytes_out += message.nbytes
             self._remember("bytes", message.nbytes)
         seconds = costs_s(message.stages_s)
         for name, value in seconds.items():
@@ -155,7 +151,7 @@ class JobHistory:
         self.counted = None
         if isinstance(event, Reported) and isinstance(event.message, Suspended | Resumed):
             job = self._core.jobs[event.job]
-            counts = self.accounts[event.job].reported(job, event.rank, event.message)
+            counts = self.accounts[event.job].reported(event.rank, event.message)
             self.counted = event.message if counts else None
         ended: list[Phase] = []
         # Who is told to stop when its last rank has just left hears of no order.

@@ -44,7 +44,6 @@ def test_blackout_is_every_stage_but_the_time_parked() -> None:
     assert driver.state("a") is JobState.RUNNING
     assert account.switches == 1
     assert account.blackout_s == pytest.approx(0.5)
-    assert account.bytes_out == 100
     assert driver.job_history.accounts["b"].switches == 0
 
 
