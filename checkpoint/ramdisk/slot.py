@@ -86,7 +86,7 @@ class Slot:
             self._spill.drop(self._store, self.number)
             self.spilled = False
 
-    def recover(self, spilled: Record, spill: SpillDirectory) -> None:
+    def recover(self, spilled: Record) -> None:
         """Of a spilled snapshot that a dead process left and the file here, keep what counts."""
         here = self.record
         newer = here is not None and here.generation >= spilled.generation

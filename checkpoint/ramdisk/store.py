@@ -80,7 +80,7 @@ class JobStore:
         self._spill.clean_store(self.directory.name)
         for entry in self._spill.entries(self.directory.name):
             try:
-                self.slots[entry.slot].recover(entry.record(), self._spill)
+                self.slots[entry.slot].recover(entry.record())
             except SnapshotError as error:
                 damage = error
         if damage is not None and not any(record.restartable for record in self._records()):

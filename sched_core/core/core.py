@@ -223,7 +223,7 @@ class Core:
                 restarts.end_to_relaunch(self, job, now)
                 return
             job.move(Trigger.ALL_PARKED, now)
-            self.vacate(job, now)
+            self.vacate(job)
             self.relocations.confine(job)
             if job.reached_max_steps:
                 self.end(job, Trigger.SUCCEED, f"it has made its {job.spec.max_steps} steps", now)
@@ -248,7 +248,7 @@ class Core:
         for device in devices:
             self.occupants[device][job.id] = job
 
-    def vacate(self, job: Gang, now: float) -> None:
+    def vacate(self, job: Gang) -> None:
         """Nothing of ``job`` is on its devices any more."""
         for device in job.lease:
             del self.occupants[device][job.id]
@@ -366,7 +366,7 @@ class Core:
         if job.processes_gone and not job.state.ended:
             self.relocations.go_on(job, now)
         elif job.processes_gone:
-            self.vacate(job, now)
+            self.vacate(job)
             if job.state is JobState.FAILED:
                 restarts.close(self, job, now)
 

@@ -84,7 +84,7 @@ def relaunch_if_gone(core: CoreContract, job: Gang, now: float) -> None:
     """Start the command of ``job``, which was told to end for that, once nothing of it is left."""
     if not job.processes_gone:
         return
-    core.vacate(job, now)
+    core.vacate(job)
     job.move(Trigger.RETRY, now)
     job.begin_elsewhere(now, ranks=len(job.wanted))
     if job.running:
