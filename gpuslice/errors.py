@@ -7,6 +7,7 @@ snapshot or journal, 5 full RAM disk. A message names the thing that is wrong; `
 from __future__ import annotations
 
 import traceback
+from types import TracebackType
 from typing import ClassVar
 
 #: What a process says that ends because it has not got its job's state any more; not its script's fault.
@@ -174,3 +175,59 @@ def where_raised(error: Exception) -> str:
     """``error`` in one line, with where it was raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+
+
+def hide_own_frames(error: BaseException, *, keep_bugs: bool = False) -> None:
+    """Drop the leading frames of gpuslice from the traceback of a script's error that passes through it.
+
+    To be called in the ``except`` of the outermost function of gpuslice that the error passes, right before
+    a bare ``raise``: Python adds no frame for that one. So the script's traceback is as without gpuslice.
+
+    Parameters
+    ----------
+    keep_bugs
+        Whether an error that was raised in gpuslice itself keeps all of its frames.
+    """
+    if isinstance(error, GpusliceError):
+        return
+    trace = error.__traceback__
+    while trace is not None and _is_own(trace):
+        trace = trace.tb_next
+    if trace is not None or not keep_bugs:
+        error.__traceback__ = trace
+
+
+def hide_all_own_frames(error: BaseException) -> None:
+    """Drop the frames of gpuslice from all tracebacks that Python prints of a script's error.
+
+    An error that was raised in gpuslice keeps its frames: it is a bug.
+    """
+    left, seen = [error], set[int]()
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        _drop_own_frames(each)
+        left += filter(None, (each.__cause__, each.__context__))
+        left += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+
+
+def _drop_own_frames(error: BaseException) -> None:
+    entries: list[TracebackType] = []
+    trace = error.__traceback__
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    interrupted = isinstance(error, KeyboardInterrupt)
+    if isinstance(error, GpusliceError) or not entries or (_is_own(entries[-1]) and not interrupted):
+        return
+    shown = [entry for entry in entries if not _is_own(entry)]
+    for entry, following in zip(shown, [*shown[1:], None], strict=True):
+        entry.tb_next = following
+    error.__traceback__ = shown[0] if shown else None
+
+
+def _is_own(trace: TracebackType) -> bool:
+    """Return True if a traceback's first frame is of a module of gpuslice."""
+    return str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] == "gpuslice"

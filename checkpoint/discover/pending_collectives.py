@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed
 
-from gpuslice.errors import SuspendRefusedError
+from gpuslice.errors import SuspendRefusedError, hide_own_frames
 
 #: What of a process group returns a ``Work``. Also ``async_op=False`` comes here, and waits right away.
 _STARTS = (
@@ -49,7 +49,11 @@ def track() -> None:
 
     @functools.wraps(wait)
     def waited(work: torch.distributed.Work, *args: Any, **kwargs: Any) -> Any:
-        result = wait(work, *args, **kwargs)
+        try:
+            result = wait(work, *args, **kwargs)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
         _started.pop(id(work), None)
         return result
 
@@ -60,7 +64,11 @@ def track() -> None:
 def _noting(start: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(start)
     def started(*args: Any, **kwargs: Any) -> Any:
-        work = start(*args, **kwargs)
+        try:
+            work = start(*args, **kwargs)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
         if _started:
             _forget_completed()
         if work is not None:

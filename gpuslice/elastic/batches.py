@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from gpuslice.errors import UsageError
+from gpuslice.errors import UsageError, hide_own_frames
 
 from . import gradients
 from .sampler import ElasticSampler, Share
@@ -51,7 +51,11 @@ class Batch:
         mine = self._share.micro_batches
         for number, micro_batch in enumerate((*mine, *self._share.repeated)):
             torch.manual_seed(micro_batch.seed)
-            data = next(self._feed)
+            try:
+                data = next(self._feed)
+            except BaseException as error:
+                hide_own_frames(error)
+                raise
             self.repeated = number >= len(mine)
             self._weight = 0.0 if self.repeated else len(micro_batch.indices) / self.samples
             yield data

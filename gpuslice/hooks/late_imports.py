@@ -16,6 +16,7 @@ from torch import nn
 
 from gpuslice.checkpoint.discover import foreign_arrays
 from gpuslice.checkpoint.discover.heap import hide_imports, look
+from gpuslice.errors import hide_own_frames
 
 _IMPORTLIB = "<frozen importlib._bootstrap>"
 
@@ -33,7 +34,11 @@ def hide_before_the_first_module() -> None:
             nn.Module.__init__ = original  # type: ignore[method-assign]
             if not any(_sought()):
                 hide_imports()
-        original(self, *args, **kwargs)
+        try:
+            original(self, *args, **kwargs)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
 
     nn.Module.__init__ = init  # type: ignore[method-assign]
 

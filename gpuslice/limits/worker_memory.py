@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuslice.checkpoint.gate import OWN_PREFIX
+from gpuslice.errors import hide_own_frames
 
 #: How often the room is shared out while there are such processes.
 _SHARE_AGAIN_S = 0.2
@@ -110,6 +111,9 @@ def _after_each(owner: object, name: str, act: Callable[[], object]) -> None:
     def call(*arguments: Any, **options: Any) -> Any:
         try:
             return function(*arguments, **options)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
         finally:
             act()
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, cast
 
-from gpuslice.errors import WITHOUT_STATE, GpusliceError, SwitchFailedError
+from gpuslice.errors import WITHOUT_STATE, GpusliceError, SwitchFailedError, hide_own_frames
 
 #: What asks a script to end, if it lets it: Ctrl-C, `kill`, a terminal that closes.
 ENDING_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
@@ -71,7 +71,11 @@ def watch_exit() -> None:
 
     def exit(status: Any = None, /) -> NoReturn:
         # Python 3.11's own makes a SystemExit of the status only if somebody catches it.
-        raise SystemExit(*status) if isinstance(status, tuple) else SystemExit(status)
+        try:
+            raise SystemExit(*status) if isinstance(status, tuple) else SystemExit(status)
+        except SystemExit as ending:
+            hide_own_frames(ending)
+            raise
 
     exit.__doc__ = sys.exit.__doc__
     sys.exit = exit

@@ -17,6 +17,7 @@ from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils import _device
 
+from gpuslice.errors import hide_own_frames
 from gpuslice.kernels.cuda import runtime_calls
 from gpuslice.types import DeviceName
 
@@ -98,14 +99,21 @@ class GpuNames(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        try:
+            return self._call(func, args, kwargs or {})
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
+
+    def _call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self._named is None:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         by_number = func in _BY_NUMBER
-        given = {name: self._renamed(value, by_number=by_number) for name, value in (kwargs or {}).items()}
+        given = {name: self._renamed(value, by_number=by_number) for name, value in kwargs.items()}
         if given.get("device") is None and self._by_default(func):
             given["device"] = self._present
         values = [self._renamed(value, by_number=by_number) for value in args]
-        own = [one for one in (*args, *(kwargs or {}).values()) if self._is_left_behind(one)]
+        own = [one for one in (*args, *kwargs.values()) if self._is_left_behind(one)]
         result = self._drawing(own[0], func, values, given) if own else func(*values, **given)
         return self._renamed(result, by_number=False) if func is torch.device else result
 

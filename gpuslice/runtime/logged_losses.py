@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from gpuslice.errors import UsageError
+from gpuslice.errors import UsageError, hide_own_frames
 from gpuslice.types import Loss
 
 #: Class and method of each library that is handed what is logged, by module, and the argument's position.
@@ -89,7 +89,11 @@ class Losses:
     def _reading(self, original: Callable[..., Any], position: int) -> Callable[..., Any]:
         @functools.wraps(original)
         def reading(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                hide_own_frames(error)
+                raise
             logged = args[position] if len(args) > position else kwargs.get("logs", kwargs.get("metrics"))
             if not self._own and isinstance(logged, Mapping):
                 self._read(logged)

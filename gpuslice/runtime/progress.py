@@ -25,7 +25,7 @@ from gpuslice.checkpoint.named.generators import (
     own_generators,
     set_generator_state,
 )
-from gpuslice.errors import RefusedSnapshotError, UsageError
+from gpuslice.errors import RefusedSnapshotError, UsageError, hide_own_frames
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.ending import deliver
 
@@ -162,6 +162,9 @@ class Progress:
                 yield from loader
             elif self._target is None or self._position == self._target:
                 yield from self._run(loader)
+        except BaseException as error:
+            hide_own_frames(error, keep_bugs=True)
+            raise
         finally:
             self._depth -= 1
             if self._depth == 0:

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from gpuslice.checkpoint.discover.thread_stacks import stacks
 from gpuslice.checkpoint.gate import OWN_PREFIX
-from gpuslice.errors import SuspendRefusedError
+from gpuslice.errors import SuspendRefusedError, hide_own_frames
 
 #: How long a thread may take to leave torch before the suspend is refused.
 PATIENCE_S = 10.0
@@ -229,6 +229,9 @@ class _GateMode(TorchFunctionMode):
             raise SystemExit
         try:
             return gate.carry_out(func, types, args, kwargs or {})
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
         finally:
             self.inside = None
             if not gate._opened.is_set():

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from gpuslice.errors import GpusliceError
+from gpuslice.errors import GpusliceError, hide_all_own_frames
 from gpuslice.runtime.ending import end
 
 
@@ -30,9 +30,10 @@ def install(explain: Callable[[BaseException], str] = lambda error: "") -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None, /) -> None:
         if not isinstance(error, GpusliceError):
+            hide_all_own_frames(error)
             if note := explain(error):
                 error.add_note(note)
-            original(kind, error, trace)
+            original(kind, error, error.__traceback__)
             return
         error.message += _location(trace)
         end(error)  # Python takes a SystemExit of this hook for the script's
