@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest, xxh3_128_intdigest
 
-from gpuslice.errors import CorruptSnapshotError, SnapshotError
+from gpuslice.errors import SnapshotError
 from gpuslice.kernels.host.copies import run
 
 from .layout import PAGE_BYTES, Placement
@@ -126,14 +126,6 @@ class ChecksumRecorder:
         chunks = zip(self._placement.chunks, self._sums, strict=True)
         unseen = iter(chunk_digests(self._memory, [chunk for chunk, value in chunks if value is None]))
         return [next(unseen) if value is None else value & _LOWER_HALF for value in self._sums]
-
-    def verifier(self) -> ChecksumVerifier:
-        """An inspector for taking back, before anything was published, what has been copied out."""
-
-        def damaged(offset: int) -> SnapshotError:
-            return CorruptSnapshotError(f"the copy at {offset} of an arena is not what was copied there")
-
-        return ChecksumVerifier(self._memory, self._placement, self.digests(), corrupt=damaged)
 
 
 class ChecksumVerifier:
