@@ -69,10 +69,3 @@ def auction(offer: Sequence[int], bids: Sequence[Bid], *, effort: int = 5_000) -
         option = bid.options[choice] if choice >= 0 else None
         awards.append(Award(bid.app, option, min(1.0, fraction)))
     return Verdict(tuple(awards), exact)
-
-
-def best_choices(offer: Sequence[int], bids: Sequence[Bid], *, effort: int = 5_000) -> tuple[list[int], bool]:
-    """The option of each bid (−1: nothing) for the largest product of values, and whether proven."""
-    bidders = [Bidder(bid, len(offer)) for bid in bids]
-    search = Search(offer, bidders, relaxed(bidders, sum(offer)), effort)
-    return search.best, search.effort > 0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuslice.sched_core.policies.themis.auction import Award, auction, best_choices
+from gpuslice.sched_core.policies.themis.auction import Award, Verdict, auction
 from gpuslice.sched_core.policies.themis.bids import Bid, Option
 
 
@@ -62,6 +62,12 @@ def feasible(offer: Sequence[int], bids: Sequence[Bid]) -> list[tuple[int, ...]]
     return found
 
 
+def choices_of(verdict: Verdict, bids: Sequence[Bid]) -> list[int]:
+    """Return the option of each bid that was awarded; −1 for nothing."""
+    pairs = zip(bids, verdict.awards, strict=True)
+    return [-1 if award.option is None else bid.options.index(award.option) for bid, award in pairs]
+
+
 def welfare(bids: Sequence[Bid], choices: Sequence[int]) -> float:
     return prod(values(bid, choice) for bid, choice in zip(bids, choices, strict=True))
 
@@ -70,9 +76,9 @@ def welfare(bids: Sequence[Bid], choices: Sequence[int]) -> float:
 @settings(max_examples=150, deadline=None)
 def test_welfare_equals_brute_force_and_is_feasible(case: tuple[list[int], list[Bid]]) -> None:
     offer, entered = case
-    choices, exact = best_choices(offer, entered)
-    everything = feasible(offer, entered)
-    assert exact
+    verdict = auction(offer, entered)
+    choices, everything = choices_of(verdict, entered), feasible(offer, entered)
+    assert verdict.exact
     assert tuple(choices) in everything
     assert welfare(entered, choices) == pytest.approx(max(welfare(entered, c) for c in everything))
 
@@ -82,7 +88,7 @@ def test_welfare_equals_brute_force_and_is_feasible(case: tuple[list[int], list[
 def test_payments_equal_their_definition_and_lie_in_0_1(case: tuple[list[int], list[Bid]]) -> None:
     offer, entered = case
     verdict = auction(offer, entered)
-    choices, _ = best_choices(offer, entered)
+    choices = choices_of(verdict, entered)
     for i, award in enumerate(verdict.awards):
         others = entered[:i] + entered[i + 1 :]
         present = welfare(others, [c for j, c in enumerate(choices) if j != i])
@@ -97,7 +103,7 @@ def test_before_payments_nobody_can_gain_without_a_loss_to_somebody(
     case: tuple[list[int], list[Bid]],
 ) -> None:
     offer, entered = case
-    choices, _ = best_choices(offer, entered)
+    choices = choices_of(auction(offer, entered), entered)
     now = [values(bid, choice) for bid, choice in zip(entered, choices, strict=True)]
     for other in feasible(offer, entered):
         then = [values(bid, choice) for bid, choice in zip(entered, other, strict=True)]
