@@ -236,6 +236,7 @@ class JobInfo(Verb, frozen=True):
     slowdown_interval: tuple[float, float] | None = None
     peak_bytes: int | None = None
     most_devices: int | None = None
+    processes: str | None = None
 
     @property
     def ended(self) -> bool:

@@ -172,6 +172,12 @@ class Dismiss(Message, tag="dismiss", frozen=True):
     epoch: Count
 
 
+class Queued(Message, tag="queued", frozen=True):
+    """Process ``behind`` of the job is this rank: hold still until that has ended."""
+
+    behind: Pid
+
+
 class Rejected(Message, tag="rejected", frozen=True):
     """Your last message was not accepted, and why. Nothing was changed by it."""
 
@@ -184,7 +190,7 @@ class Replaced(Message, tag="replaced", frozen=True):
 
 
 FromAgent = Hello | Progress | Profiled | Suspended | Resumed | Overshot | Refused | Bye
-ToAgent = Welcome | Suspend | Resume | Dismiss | Rejected | Replaced
+ToAgent = Welcome | Suspend | Resume | Dismiss | Queued | Rejected | Replaced
 
 _encoder = msgspec.msgpack.Encoder()
 _from_agent = msgspec.msgpack.Decoder(FromAgent)

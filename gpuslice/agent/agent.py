@@ -27,6 +27,7 @@ from gpuslice.errors import (
     GpusliceError,
     RamDiskFullError,
     SuspendRefusedError,
+    UsageError,
 )
 from gpuslice.profiler.skew import Skew
 from gpuslice.runtime import foreign_processes, logged_losses
@@ -44,6 +45,7 @@ from gpuslice.wire import (
     Hello,
     Profiled,
     Progress,
+    Queued,
     Refused,
     Rejected,
     Replaced,
@@ -63,6 +65,7 @@ _AT_ONCE_S = 0.5
 _ERROR_CHARACTERS = 4096
 #: Another attempt, with more room, may not meet these.
 _RETRYABLE = (AddressSpaceError, DeviceMemoryError, RamDiskFullError)
+_BESIDE = "submit trainings that are to run at the same time as jobs of their own"
 #: After these a resume left everything as it was.
 _STILL_PARKED = (AddressSpaceError, DeviceMemoryError, SuspendRefusedError)
 
@@ -97,9 +100,9 @@ class Agent:
         self._bye: Bye | None = None
         self._began = False
         self._replaces = replaces
-        self._unanswered = False  # whether nothing has followed the Welcome yet
+        self._unanswered = False  # True from a Hello until anything but a Welcome has come
         self._watch = BoundaryWatchdog(runtime.boundaries, lambda: self._orders.asked)
-        identity = f"{settings.job}:{rank_identity.rank}" + (f":{os.getpid()}" if replaces else "")
+        identity = f"{settings.job}:{rank_identity.rank}:{os.getpid()}"
         self._unleased = UnleasedMemory()
         self._memory = PeakMemory()
         self._names = GpuNames()
@@ -310,7 +313,7 @@ class Agent:
     # What follows runs in the I/O thread.
 
     def _greeting(self) -> list[FromAgent]:
-        identity = self._runtime.identity
+        identity, self._unanswered = self._runtime.identity, True
         hello = Hello(
             version=PROTOCOL_VERSION,
             job=self._runtime.settings.job,
@@ -345,7 +348,8 @@ class Agent:
         )
 
     def _handle(self, message: ToAgent) -> Sequence[FromAgent]:
-        unanswered, self._unanswered = self._unanswered, isinstance(message, Welcome) and self._replaces != 0
+        unanswered = self._unanswered
+        self._unanswered = unanswered and isinstance(message, Welcome)
         match message:
             case Resume():
                 return self._orders.resume(message)
@@ -359,7 +363,11 @@ class Agent:
                 self._runtime.memory_limit.end()
             case Rejected() if self._link.silent:
                 pass  # it had been said before
-            case Rejected() if unanswered:
+            case Queued():
+                say(f"this process waits for the end of process {message.behind} of the same job", _BESIDE)
+            case Rejected() if unanswered and self._orders.phase is Phase.WAITING:
+                self._orders.refuse(UsageError(message.error, message.remedy))
+            case Rejected() if unanswered and self._replaces:
                 self._link.silent = True
                 say(f"this process trains beside the job's rank and cannot be suspended: {message.error}")
             case Rejected():

@@ -24,6 +24,7 @@ import weakref
 from contextlib import suppress
 from enum import Enum
 
+from gpuslice.errors import GpusliceError
 from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
 from gpuslice.runtime.ending import ENDING_SIGNALS
 from gpuslice.wire import Dismiss, FromAgent, Overshot, Resume, Suspend
@@ -66,6 +67,7 @@ class Orders:
         self._grant: Resume | None = None
         self._dismissal: Dismiss | None = None
         self._asked_to_end = False
+        self._refusal: GpusliceError | None = None
         #: Where to stop after a leave.
         self._later = NEVER
         #: Whether ``stop_at`` is no order, but there to hear of the next boundary.
@@ -112,6 +114,12 @@ class Orders:
                 self._dismissal = order
                 self._tell()
         return []
+
+    def refuse(self, error: GpusliceError) -> None:
+        """Have the main thread, which waits for its first lease, end with ``error``."""
+        with self._lock:
+            self._refusal = error
+            self._tell()
 
     def interrupt(self, signum: int) -> None:
         """A signal has come while the script is parked; in the main thread, in the midst of anything."""
@@ -186,10 +194,18 @@ class Orders:
         return not self.called
 
     def await_order(self) -> Resume | Dismiss | None:
-        """Wait for a lease or the end; ``None`` if a signal asks the script to end (``interrupt``)."""
+        """Wait for a lease or the end; ``None`` if a signal asks the script to end (``interrupt``).
+
+        Raises
+        ------
+        GpusliceError
+            If the scheduler does not take this process for a rank (``refuse``).
+        """
         while not self.called:
             self._await_news(_LOOK_AGAIN_MS)
         with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
             if self._asked_to_end:
                 return None
             if self._dismissal is not None:
@@ -216,4 +232,9 @@ class Orders:
     def called(self) -> bool:
         """Whether `await_order` would not wait."""
         with self._lock:
-            return self._grant is not None or self._dismissal is not None or self._asked_to_end
+            return (
+                self._grant is not None
+                or self._dismissal is not None
+                or self._asked_to_end
+                or self._refusal is not None
+            )

@@ -113,6 +113,8 @@ def state(job: JobInfo) -> str:
         words.append(f"no boundary {job.stuck}")
     if job.unleased:
         words.append(f"{job.unleased} without a lease")
+    if job.processes:
+        words.append(job.processes)
     if job.trial in ("waiting", "running"):
         words.append("trial")
     if job.restarts:

@@ -53,6 +53,7 @@ from .events import (
 from .invariants import check
 from .planning import Planning
 from .prestart import Prestart
+from .rank_processes import RankProcesses
 from .rank_reports import RankReports
 from .reconciliation import Reconciliation
 from .relocation import Relocations
@@ -103,6 +104,7 @@ class Core:
         self.deadlines = Deadlines(self)
         self.trials = Trials(self)
         self.reports = RankReports(self)
+        self.processes = RankProcesses(self)
         self.prestart = Prestart(self, policy)
         self._reconciliation = Reconciliation(self)
         self._jobs: dict[str, Gang] = {}
@@ -139,7 +141,7 @@ class Core:
             case Reported():
                 self.reports.take(self._known(event.job, event), event.rank, event.message, now)
             case RankGone():
-                self._rank_gone(event, now)
+                self.processes.gone(self._known(event.job, event), event, now)
             case Exited():
                 self._exited(event, now)
             case Cancelled() | Held() | Released() | Moved() | Weighted():
@@ -300,7 +302,7 @@ class Core:
         if trigger is Trigger.SUCCEED:
             self.planning.learn(job)
         if job.processes_gone:
-            self._gone(job, now)
+            self.close_if_gone(job, now)
         else:
             self.order(Kill(job.id, reason or job.state.value))
 
@@ -318,34 +320,13 @@ class Core:
         self.deadlines.add(job)
         self.prestart.offer(job, now)
 
-    def _rank_gone(self, event: RankGone, now: float) -> None:
-        job = self._known(event.job, event)
-        if not 0 <= event.rank < len(job.ranks):
-            raise job.illegal(f"end of rank {event.rank}")
-        rank = job.ranks[event.rank]
-        if rank.phase is RankPhase.ABSENT and job.state.ended:
-            return
-        if rank.phase in (RankPhase.ABSENT, RankPhase.GONE):
-            raise job.illegal(f"end of rank {event.rank}, which is {rank.phase.value}")
-        left_by_itself = rank.phase is RankPhase.LEAVING
-        rank.phase = RankPhase.GONE
-        if job.state.ended or job.relocating:
-            self._gone(job, now)
-        elif job.state is JobState.RELAUNCHING:
-            restarts.relaunch_if_gone(self, job, now)
-        elif len(job.ranks) > 1 and not left_by_itself and not event.unseen:
-            self.end(job, Trigger.FAIL, f"rank {event.rank} died", now, Kind.INFRASTRUCTURE)
-        else:
-            self.reports.dismiss_waiting(job)
-            self.settle(job, now)
-
     def _exited(self, event: Exited, now: float) -> None:
         job = self._known(event.job, event)
         if job.exit_code is not None or not job.launched:
             raise job.illegal(f"second exit with code {event.code}")
         job.exit_code, job.said = event.code, event.said
         if job.state.ended or job.relocating:
-            self._gone(job, now)
+            self.close_if_gone(job, now)
         elif job.state is JobState.RELAUNCHING:
             restarts.relaunch_if_gone(self, job, now)
         elif event.code == 0:
@@ -361,7 +342,7 @@ class Core:
             )
         return job
 
-    def _gone(self, job: Gang, now: float) -> None:
+    def close_if_gone(self, job: Gang, now: float) -> None:
         """See whether anything is left of ``job``, which has ended, or goes to another node."""
         if job.processes_gone and not job.state.ended:
             self.relocations.go_on(job, now)

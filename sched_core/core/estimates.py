@@ -70,7 +70,7 @@ class Estimates:
             return left_s if left_s > 0 else inf
         if not job.spec.iterations:
             return inf
-        steps = max(rank.step for rank in job.ranks)
+        steps = job.steps
         if steps > job.spec.iterations:
             return inf
         done_s, step_s = job.progress_at(self.now_s), job.step_time.step_s

@@ -16,6 +16,7 @@ from gpuslice.types import (
     ExitCode,
     JobName,
     Label,
+    Pid,
     RankNumber,
     Seconds,
     Text,
@@ -44,7 +45,7 @@ class Reported(msgspec.Struct, frozen=True, tag="reported"):
 
 
 class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
-    """The process of a rank no longer exists.
+    """The process of a rank, ``pid``, no longer exists; 0 in journals of older versions: the present one.
 
     ``unseen``: it went while no scheduler looked, or before it had greeted the next one, so its ``Bye`` may
     be lost; whether that was a failure, the job's exit code tells.
@@ -53,6 +54,7 @@ class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
     job: JobName
     rank: RankNumber
     unseen: bool = False
+    pid: Pid = 0
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited"):
@@ -225,11 +227,12 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
 
 
 class Tell(msgspec.Struct, frozen=True, tag="tell"):
-    """Send ``message`` to a rank."""
+    """Send ``message`` to a rank; to process ``pid``, if that is another one than the rank is now."""
 
     job: str
     rank: int
     message: ToAgent
+    pid: int = 0
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill"):

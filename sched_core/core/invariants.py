@@ -52,7 +52,9 @@ def _check_job(core: CoreContract, job: Gang) -> None:
     if job.processes_gone and (held or (job.launched and not job.state.ended)):
         raise InvariantError(f"job {job.id} has no process left, is {job.state.value} and holds {held}")
     phases = {rank.phase for rank in job.training()}
-    if job.state in _WHOLE and not phases <= _WHOLE[job.state]:
+    gathers = job.idle_since_s is not None  # the next processes, of which some may be there
+    allowed = {RankPhase.PARKED} if gathers else _WHOLE.get(job.state, set(RankPhase))
+    if not phases <= allowed:
         names = sorted(phase.value for phase in phases)
         raise InvariantError(f"job {job.id} is {job.state.value} but its ranks are {names}")
     if job.state is JobState.SUSPENDED and len({rank.boundary for rank in job.training()}) > 1:

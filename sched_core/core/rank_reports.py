@@ -78,7 +78,7 @@ class RankReports:
                 rank.stuck, rank.unleased = message.stuck, message.unleased
                 job.peak_bytes = max(job.peak_bytes, message.peak_bytes)
                 self._note_where_it_began(job, rank, message.went_on_from)
-                self._time(job, message.step, now)
+                self._time(job, now)
                 self._core.trials.check_progress(job, now)
                 if job.reached_max_steps:
                     self._core.finish(job, now)
@@ -137,7 +137,9 @@ class RankReports:
         self._core.settle(job, now)
 
     def try_again(self, job: Gang) -> None:
-        """Send parked ranks on whose resume was refused before."""
+        """Send parked ranks on whose resume was refused before; not those that wait for others to come."""
+        if job.idle_since_s is not None:
+            return
         if job.state is JobState.SUSPENDING:
             if any(rank.boundary < job.stop_at for rank in job.present(RankPhase.PARKED)):
                 self.aim(job, job.stop_at)
@@ -145,7 +147,7 @@ class RankReports:
         for rank in job.present(RankPhase.PARKED):
             self._core.resume_rank(job, rank.number)
 
-    def _time(self, job: Gang, step: int, now: float) -> None:
+    def _time(self, job: Gang, now: float) -> None:
         """Measure how long the steps of ``job`` take, if it said how many it has.
 
         Whoever plans with that is asked once it is known. Both moments are told of, so that the journal has
@@ -154,8 +156,8 @@ class RankReports:
         if not job.spec.iterations or not job.counts(now):
             return
         known = job.step_time.step_s is not None
-        if job.step_time.note(step, job.progress_at(now)):
-            details = {"step": step, "after_s": now - job.spec.submit_s}
+        if job.step_time.note(job.steps, job.progress_at(now)):
+            details = {"step": job.steps, "after_s": now - job.spec.submit_s}
             self._core.order(Notice("first_step", job.id, details))
         planning, step_s = self._core.planning, job.step_time.step_s
         if planning.needs_durations and step_s is not None and not known:
@@ -167,23 +169,15 @@ class RankReports:
             self._core.tell(job, rank.number, Dismiss(epoch=job.epoch))
             return
         again = rank.phase in (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
-        known = message.pid == rank.pid or _takes_over(rank, message)
-        welcome = known if again else rank.phase is RankPhase.ABSENT
-        if not welcome or not job.launched or message.world_size != len(job.ranks):
+        if not job.launched or message.world_size != len(job.ranks):
             raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}) of {message.world_size}")
-        if again:
+        if again and (message.pid == rank.pid or _takes_over(rank, message)):
             self._hello_again(job, rank, message, now)
             rank.pid = message.pid
-            return
-        rank.phase = RankPhase.PARKED
-        rank.pid = message.pid
-        rank.boundary = message.boundary
-        if job.first_hello_s is None:
-            job.first_hello_s = now
-        if job.ready and not self._core.planning.knows(job):
-            self._core.announce(job, now)
-        if not job.ready or job.wanted:
-            self._core.reconcile_later(job)  # the others may never come; it may be wanted already
+        elif rank.phase is RankPhase.ABSENT:
+            self._core.processes.enter(job, rank, message, now)
+        else:
+            self._core.processes.queue(job, rank, message)
 
     def _hello_again(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
         """Make up for what was lost with a connection: the last orders, or the rank's last report.

@@ -71,7 +71,11 @@ class Reconciliation:
         core = self._core
         if now >= timeouts.due_s(job):
             timeouts.handle_late(core, job, now)
-        if now < job.retry_at_s or job.state.ended:
+        if job.state.ended:
+            return
+        if job.idle_since_s is not None and job.lease and job.lease != job.wanted:
+            core.processes.give_up_devices(job, now)
+        if now < job.retry_at_s:
             return
         core.prestart.offer(job, now)
         if job.state is JobState.RUNNING and job.lease != job.wanted:

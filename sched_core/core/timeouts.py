@@ -27,7 +27,11 @@ GANG_TIMEOUT_S = 300.0
 
 def due_s(job: Gang) -> float:
     """When ``job`` will be late, if it has not done by then what it is about to do; infinite if never."""
-    if job.late or not job.spec.boundary_timeout_s:
+    if not job.spec.boundary_timeout_s:
+        return inf
+    if job.idle_since_s is not None and job.lease:
+        return job.idle_since_s + job.spec.boundary_timeout_s
+    if job.late:
         return inf
     return _since_s(job) + _limit_s(job)
 
@@ -35,7 +39,7 @@ def due_s(job: Gang) -> float:
 def _limit_s(job: Gang) -> float:
     """How long that may take."""
     limit_s = job.spec.boundary_timeout_s
-    patient = job.state is JobState.QUEUED and not job.spec.kill_when_late
+    patient = _gathers(job) and not job.spec.kill_when_late
     return max(limit_s, GANG_TIMEOUT_S) if patient else limit_s
 
 
@@ -43,22 +47,32 @@ def _since_s(job: Gang) -> float:
     """Since when ``job`` is to do what it is about to do; infinite if that is nothing but training."""
     if job.state in IN_TRANSIT:
         return job.ordered_s
-    if job.state is JobState.QUEUED:
-        return inf if job.first_hello_s is None or job.ready else job.first_hello_s
+    if _gathers(job):
+        assert job.first_hello_s is not None
+        return job.first_hello_s
     is_to_begin = job.state is JobState.RUNNING and job.lease == job.wanted
     if not is_to_begin or job.borrowed or job.setup_since_s is None:
         return inf  # (a trial has a limit of its own)
     return job.setup_since_s
 
 
+def _gathers(job: Gang) -> bool:
+    """Whether some ranks of ``job``, which has no devices, are there and others have still to come."""
+    waits = job.state in (JobState.QUEUED, JobState.SUSPENDED)
+    return waits and job.first_hello_s is not None and not job.ready
+
+
 def handle_late(core: CoreContract, job: Gang, now: float) -> None:
     """Report ``job``, which is late, and do with it what its owner wanted."""
+    if job.idle_since_s is not None and job.lease:
+        core.processes.give_up_devices(job, now)
+        return
     limit_s = _limit_s(job)
     job.late = True
     job.missed += 1
     stopping = job.state is JobState.SUSPENDING
     kill = job.spec.kill_when_late
-    if job.state is JobState.QUEUED:
+    if _gathers(job):
         absent = ", ".join(str(rank.number) for rank in job.present(RankPhase.ABSENT))
         order, what, kill = "start", f"did not start rank {absent}", True
     elif job.state is JobState.RUNNING:

@@ -7,6 +7,7 @@ from math import inf
 
 from gpuslice.errors import IllegalTransitionError
 from gpuslice.sched_core.job import Job, JobSpec
+from gpuslice.wire import Hello
 
 from .failures import Kind
 from .program import Program
@@ -81,7 +82,13 @@ class Gang(Job):
     launched
         Whether this attempt's command was started; a queued job may have to wait for that (``prestart``).
     first_hello_s
-        When the first rank of this attempt said Hello.
+        When the first of its present processes said Hello; ``None`` while there are none.
+    idle_since_s
+        Since when its places are free, or not all taken again, while its command goes on; ``None`` before.
+    former_steps
+        Optimizer steps of the processes of this attempt that were its ranks before.
+    line
+        The Hellos of processes that wait for a place, the first to come first.
     step_time
         How long its steps take, in this attempt, if it said how many it has.
     deadline_missed
@@ -105,8 +112,9 @@ class Gang(Job):
 
     __slots__ = (
         *("attempt", "blame", "borrowed", "deadline_missed", "ended_s", "exit_code", "failure"),
-        *("fair_share_s", "finishing", "first_hello_s", "fragmentation_s", "given_up", "gone_s"),
-        *("held", "history", "home", "late", "launched", "lease", "left_s", "lent", "missed", "nodes"),
+        *("fair_share_s", "finishing", "first_hello_s", "former_steps", "fragmentation_s", "given_up"),
+        *("gone_s", "held", "history", "home", "idle_since_s", "late", "launched", "lease", "left_s"),
+        *("lent", "line", "missed", "nodes"),
         *("ordered_s", "overshoots", "program", "ranks", "reason", "refusals", "relaunches"),
         *("relocating", "requested_devices", "retry_at_s", "said", "setup_s", "setup_since_s", "state"),
         *("state_nodes", "step_time", "stop_at", "switch_error_s", "switch_predicted_s"),
@@ -129,7 +137,9 @@ class Gang(Job):
         self.held = self.lent = self.late = self.given_up = self.relocating = False
         self.launched = self.trains = self.finishing = self.deadline_missed = False
         self.stop_at = self.overshoots = self.refusals = self.missed = 0
-        self.attempt = self.relaunches = 0
+        self.attempt = self.relaunches = self.former_steps = 0
+        self.line: tuple[Hello, ...] = ()
+        self.idle_since_s: float | None = None
         self.retry_at_s = self.ordered_s = self.setup_s = 0.0
         self.waited_s = self.fair_share_s = self.fragmentation_s = 0.0
         self.waits_since: Since | None = None
@@ -209,7 +219,12 @@ class Gang(Job):
     def reached_max_steps(self) -> bool:
         """Whether it has made all the steps that its owner wants."""
         most = self.spec.max_steps
-        return bool(most) and max(rank.step for rank in self.ranks) >= most
+        return bool(most) and self.steps >= most
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that this attempt has made, in all of its trainings."""
+        return self.former_steps + max(rank.step for rank in self.ranks)
 
     def borrow(self, devices: tuple[int, ...]) -> None:
         """Be tried on ``devices``, which the policy knows nothing of."""
@@ -293,6 +308,7 @@ class Gang(Job):
         self.ranks = tuple(map(Rank, range(ranks or usual)))
         self.width = self.world = 0
         self.ended_s = self.blame = self.first_hello_s = self.left_s = self.gone_s = None
+        self.former_steps, self.idle_since_s, self.line = 0, None, ()
         self.stop_at = self.overshoots = self.refusals = self.missed = 0
         self.retry_at_s = when_s
         self.said = ""
@@ -304,6 +320,20 @@ class Gang(Job):
         self.begin_again(now, ranks)
         self.left_s, self.gone_s = left_s, now
         self.relaunches += 1
+
+    def free_places(self, now: float) -> None:
+        """Have no processes, until others come; what those before have done stays the job's own."""
+        self.setup_s, self.setup_since_s, self.trains = self.setup_at(now), None, False
+        self.former_steps = self.steps
+        self.ranks = tuple(map(Rank, range(len(self.ranks))))
+        self.first_hello_s, self.idle_since_s = None, now
+        self.stop_at = self.overshoots = self.refusals = 0
+        self.step_time.suspended()
+
+    def processes_of(self, number: int) -> list[int]:
+        """Return the process that is rank ``number`` now, if there is one, and those that stand in line."""
+        there = [rank.pid for rank in self.there() if rank.number == number]
+        return [*there, *(hello.pid for hello in self.line if hello.rank == number)]
 
     @property
     def members(self) -> tuple[Rank, ...]:

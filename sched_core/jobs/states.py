@@ -53,6 +53,8 @@ class Trigger(Enum):
     FAIL = "failure"
     CANCEL = "cancel"
     RETRY = "started again"
+    FOLLOW = "next processes"  # others are its ranks from now on, where it has its devices
+    EMPTY = "no process left"  # it gives its devices back until the next ones have come
     RELAUNCH = "to be started anew"  # for another number of devices
 
 
@@ -67,6 +69,13 @@ TRANSITIONS: dict[tuple[JobState, Trigger], JobState] = {
     (_S.RUNNING, _T.LATE_PARK): _S.RESUMING,
     (_S.SUSPENDED, _T.GRANT): _S.RESUMING,
     (_S.RESUMING, _T.ALL_ON): _S.RUNNING,
+    (_S.STARTING, _T.FOLLOW): _S.STARTING,
+    (_S.RUNNING, _T.FOLLOW): _S.STARTING,
+    (_S.RESUMING, _T.FOLLOW): _S.STARTING,
+    (_S.STARTING, _T.EMPTY): _S.SUSPENDED,
+    (_S.RUNNING, _T.EMPTY): _S.SUSPENDED,
+    (_S.SUSPENDING, _T.EMPTY): _S.SUSPENDED,
+    (_S.RESUMING, _T.EMPTY): _S.SUSPENDED,
     (_S.FAILED, _T.RETRY): _S.QUEUED,
     (_S.SUSPENDING, _T.RELAUNCH): _S.RELAUNCHING,
     (_S.SUSPENDED, _T.RELAUNCH): _S.RELAUNCHING,

@@ -103,7 +103,8 @@ class JobProcesses:
         if only is None:
             self._ends.begin(job.id, names)
         for name in dict.fromkeys(names) if only is None else (only,):
-            there = tuple((rank.number, rank.pid) for rank in job.there() if names[rank.number] == name)
+            known = ((rank, pid) for rank in range(len(job.ranks)) for pid in job.processes_of(rank))
+            there = tuple((rank, pid) for rank, pid in known if names[rank] == name)
             sought = Sought(
                 job.id,
                 job.attempt,
@@ -226,8 +227,8 @@ class JobProcesses:
         if over and self._transfers is not None:
             self._waiting.discard(attempt)
             self._transfers.cancel(sought.job)
-        for rank, _ in sought.ranks:
-            self._occur(RankGone(sought.job, rank))
+        for rank, pid in sought.ranks:
+            self._occur(RankGone(sought.job, rank, pid=pid))
         if not sought.exited and node not in over:
             over.append(node)
         for name in over:

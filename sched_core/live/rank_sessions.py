@@ -7,7 +7,8 @@ nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +22,14 @@ from gpuslice.sched_core.nodes.rank_socket import rejection
 _log = logging.getLogger(__name__)
 
 
+class _Peer(NamedTuple):
+    """A process that is a rank of a job, or was, or waits to be."""
+
+    job: str
+    rank: int
+    pid: int
+
+
 class RankSessions:
     """The scheduler's talk with all ranks.
 
@@ -32,6 +41,8 @@ class RankSessions:
         Called with each report; its errors are answered.
     greeted
         Called when a rank has said Hello and that was accepted: job, rank, process, connection.
+    processes
+        Returns the process that is a rank of a job now, and those that wait to be.
     """
 
     def __init__(
@@ -39,12 +50,14 @@ class RankSessions:
         send: Callable[[Connection, bytes], object],
         handle: Callable[[Reported], None],
         greeted: Callable[[str, int, int, Connection], None],
+        processes: Callable[[str, int], Sequence[int]],
     ) -> None:
         self._to = send
         self._handle = handle
         self._greeted = greeted
-        self._routes: dict[tuple[str, int], Connection] = {}
-        self._peers: dict[Connection, tuple[str, int]] = {}
+        self._processes = processes
+        self._routes: dict[_Peer, Connection] = {}
+        self._peers: dict[Connection, _Peer] = {}
 
     def forget(self, node: str) -> None:
         """All connections of ranks on ``node`` are over; others there may get their identities."""
@@ -53,9 +66,14 @@ class RankSessions:
 
     def tell(self, command: Tell) -> None:
         """Send an order."""
-        connection = self._routes.get((command.job, command.rank))
+        pid = command.pid or self._holder(command.job, command.rank)
+        connection = self._routes.get(_Peer(command.job, command.rank, pid))
         if connection is not None:  # else it has not greeted us yet, and hears of it then
             self._send(connection, command.message)
+
+    def _holder(self, job: str, rank: int) -> int:
+        """The process that is the rank now; 0: none."""
+        return next(iter(self._processes(job, rank)), 0)
 
     def hear(self, connection: Connection, pid: int, frame: bytes) -> None:
         """Deal with ``frame``, which process ``pid`` sent."""
@@ -79,7 +97,8 @@ class RankSessions:
         peer = self._peers.get(connection)
         if peer is None:
             raise RemoteProtocolError(f"{type(message).__name__} of an unknown rank", "say Hello first")
-        self._handle(Reported(*peer, message))
+        if peer.pid == self._holder(peer.job, peer.rank):  # else another process is the rank, or waits to be
+            self._handle(Reported(peer.job, peer.rank, message))
 
     def _welcome(self, connection: Connection, hello: wire.Hello, pid: int) -> None:
         if hello.version != wire.PROTOCOL_VERSION:
@@ -87,23 +106,31 @@ class RankSessions:
                 f"protocol version {hello.version} is not {wire.PROTOCOL_VERSION}",
                 "run the same gpuslice on both sides",
             )
-        peer = (hello.job, hello.rank)
+        peer = _Peer(hello.job, hello.rank, pid)
+        former = self._holder(hello.job, hello.rank)
         # Known before the core answers, because the answer may already be a lease.
-        former, self._routes[peer] = self._routes.get(peer), connection
+        before, self._routes[peer] = self._routes.get(peer), connection
         self._send(connection, wire.Welcome(version=wire.PROTOCOL_VERSION))
         try:
-            self._handle(Reported(*peer, msgspec.structs.replace(hello, pid=pid)))
+            self._handle(Reported(hello.job, hello.rank, msgspec.structs.replace(hello, pid=pid)))
         except GpusliceError:
             del self._routes[peer]
-            if former is not None:
-                self._routes[peer] = former
+            if before is not None:
+                self._routes[peer] = before
             raise
-        if former is not None:
-            self._peers.pop(former, None)
-            if former != connection:
-                self._send(former, wire.Replaced())
+        if before is not None and before != connection:
+            self._peers.pop(before, None)
         self._peers[connection] = peer
-        self._greeted(*peer, pid, connection)
+        if former not in (0, *self._processes(hello.job, hello.rank)):
+            self._dismiss(_Peer(hello.job, hello.rank, former))
+        self._greeted(hello.job, hello.rank, pid, connection)
+
+    def _dismiss(self, former: _Peer) -> None:
+        """Another process has taken the place of ``former``, which may be there still."""
+        connection = self._routes.pop(former, None)
+        if connection is not None:
+            self._peers.pop(connection, None)
+            self._send(connection, wire.Replaced())
 
     def _send(self, connection: Connection, message: wire.ToAgent) -> None:
         self._to(connection, wire.encode(message))

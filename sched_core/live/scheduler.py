@@ -160,7 +160,9 @@ class Scheduler:
         self._poller = zmq.Poller()
         environ_of = partial(job_environ, environ or {}, tenant_ramdisk or {}, core.devices)
         self._processes = JobProcesses(core, self._occur, environ_of)
-        self._ranks = RankSessions(self._processes.send, self._handle, self._processes.greeted)
+        self._ranks = RankSessions(
+            self._processes.send, self._handle, self._processes.greeted, self._processes_of
+        )
         found = (self._processes.missing, self._processes.port_found)
         reports = Reports(self._ranks.hear, self._processes.ended, *found)
         try:
@@ -325,6 +327,11 @@ class Scheduler:
         for found in (self._meter.note(event, now), slow):
             if found is not None:
                 self._occur(found)
+
+    def _processes_of(self, job: str, rank: int) -> list[int]:
+        """Return the process that is a rank of ``job`` now, if there is one, and those that wait to be."""
+        found = self.core.jobs.get(job)
+        return [] if found is None else found.processes_of(rank)
 
     def _occur(self, event: Event) -> bool:
         """Handle what nobody said, but happened; whether the core took it. What it rejects is in the log."""

@@ -9,6 +9,7 @@ import msgspec
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.types import shortened
 from gpuslice.verbs import DeviceInfo, JobInfo, SchedulerStatus, SliceInfo
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
@@ -18,6 +19,7 @@ from .job_history import Account, JobHistory
 JOBS_AT_ONCE = 200
 _JOBS_BYTES = MAX_MESSAGE_BYTES // 2
 _COMMAND_CHARACTERS = 1000
+_PROCESSES_CHARACTERS = 200
 
 
 class Overview:
@@ -71,7 +73,7 @@ class Overview:
         then_s = now_s if job.ended_s is None else job.ended_s
         executed_s = job.executed_at(then_s)
         delays = self._core.planning.waits.delays(job, now_s)
-        steps = max(rank.step for rank in job.ranks)
+        steps = job.steps
         others = {name: None for device in job.lease for name in self._core.occupants[device]}
         slower = self._core.planning.throughput.slowdown(job) if len(others) > 1 else None
         return JobInfo(
@@ -112,6 +114,7 @@ class Overview:
             missed_boundaries=job.missed,
             stuck=_stuck(job),
             unleased=_unleased(job),
+            processes=_processes(job),
             trial=_trial(job),
             restarts=job.failures,
             max_restarts=job.spec.max_restarts,
@@ -149,6 +152,17 @@ def _stuck(job: Gang) -> str | None:
     if stuck is None or job.state.ended:
         return None
     return stuck.stuck if len(job.ranks) == 1 else f"{stuck.stuck} (rank {stuck.number})"
+
+
+def _processes(job: Gang) -> str | None:
+    """Return what is unusual about the processes of a job that has not ended: none, or too many."""
+    if job.state.ended or not job.launched or job.exit_code is not None:
+        return None
+    if not job.line:
+        return None if job.idle_since_s is None else "between two trainings"
+    behind = sorted({job.ranks[hello.rank].pid for hello in job.line})
+    waiting, first = (", ".join(map(str, pids)) for pids in ([hello.pid for hello in job.line], behind))
+    return shortened(f"process {waiting} waits for the end of {first}", _PROCESSES_CHARACTERS)
 
 
 def _trial(job: Gang) -> str | None:

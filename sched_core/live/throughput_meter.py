@@ -66,7 +66,9 @@ class ThroughputMeter:
         mark = self._marks.get(job.id)
         if isinstance(message, Suspended):
             self._marks.pop(job.id, None)
-            if mark is None or mark.samples or not _enough(mark, message.step, now, _REST_S):
+            if mark is None or mark.epoch != job.epoch or mark.samples:
+                return None
+            if not _enough(mark, message.step, now, _REST_S):
                 return None
             return self._measured(job, mark, self._mark(job, mark, message, now))
         beside = self._beside(job)

@@ -122,7 +122,8 @@ class LocalNode:
         for rank, pid in sought.ranks:
             descriptor = self.processes.find_rank(job, rank, pid, mark)
             if descriptor is None:
-                told.append(partial(self._reports.ended, self._name, RankGone(job, rank, unseen=True)))
+                gone = RankGone(job, rank, unseen=True, pid=pid)
+                told.append(partial(self._reports.ended, self._name, gone))
             else:
                 self._watched.register(descriptor, select.EPOLLIN)
         if sought.ended:
@@ -136,7 +137,7 @@ class LocalNode:
         try:
             descriptor = self.processes.watch_rank(job, rank, pid)
         except ProcessLookupError:
-            self._reports.ended(self._name, RankGone(job, rank))
+            self._reports.ended(self._name, RankGone(job, rank, pid=pid))
             return
         if descriptor is not None:
             self._watched.register(descriptor, select.EPOLLIN)

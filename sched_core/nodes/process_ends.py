@@ -61,9 +61,13 @@ class ProcessEnds:
 
     def _known(self, end: _End) -> _End:
         """A rank that has not greeted this scheduler may have said Bye when there was nobody to hear it."""
-        if isinstance(end, RankGone) and not self._ranks.greeted(end.job, end.rank):
-            return RankGone(end.job, end.rank, unseen=True)
+        if not isinstance(end, RankGone):
+            return end
+        greeted = self._ranks.greeted(end.job, end.rank, end.pid)
+        self._ranks.forget(end.job, end.rank, end.pid)
+        if not greeted:
+            return RankGone(end.job, end.rank, unseen=True, pid=end.pid)
         return end
 
     def _may_be_heard(self, end: _End) -> bool:
-        return isinstance(end, RankGone) and self._ranks.connected(end.job, end.rank)
+        return isinstance(end, RankGone) and self._ranks.connected(end.job, end.rank, end.pid)

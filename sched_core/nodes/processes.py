@@ -195,18 +195,15 @@ class Processes:
             return None
 
     def watch_rank(self, job: str, rank: int, pid: int) -> int | None:
-        """Watch the process of a rank, and no other one that was that rank; ``None`` if it is being watched.
+        """Watch a process that is a rank, or waits to be; ``None`` if it is being watched.
 
         Raises
         ------
         ProcessLookupError
             If it is gone already.
         """
-        for descriptor in [found for found, watched in self._ranks.items() if watched[:2] == (job, rank)]:
-            if self._ranks[descriptor].pid == pid:
-                return None
-            del self._ranks[descriptor]
-            os.close(descriptor)
+        if _Rank(job, rank, pid) in self._ranks.values():
+            return None
         descriptor = os.pidfd_open(pid)
         self._ranks[descriptor] = _Rank(job, rank, pid)
         return descriptor
@@ -239,9 +236,9 @@ class Processes:
     def reap(self, descriptors: set[int]) -> Iterator[tuple[int, RankGone | Exited]]:
         """Turn descriptors that became readable into what happened: ranks first, then commands."""
         for descriptor in descriptors & self._ranks.keys():
-            job, rank, _ = self._ranks.pop(descriptor)
+            job, rank, pid = self._ranks.pop(descriptor)
             os.close(descriptor)
-            yield descriptor, RankGone(job, rank)
+            yield descriptor, RankGone(job, rank, pid=pid)
         for descriptor in descriptors & self._commands.keys():
             command = self._commands.pop(descriptor)
             os.close(descriptor)

@@ -47,26 +47,30 @@ class RankSocket:
     def __init__(self, socket: zmq.Socket[bytes], heard: Callable[[bytes, int, bytes], object]) -> None:
         self.socket = socket
         self._heard = heard
-        #: The newest connection of each identity, and of each rank that has greeted.
+        #: The newest connection of each identity, and of each process that has greeted as a rank.
         self._connections: dict[bytes, _End] = {}
-        self._ranks: dict[tuple[str, int], _End] = {}
+        self._ranks: dict[tuple[str, int, int], _End] = {}
 
     def note(self, job: str, rank: int, pid: int, identity: bytes) -> None:
         """``identity`` is that rank, process ``pid``, from now on."""
-        self._ranks[job, rank] = self._connections.get(identity, _End(-1, pid))
+        self._ranks[job, rank, pid] = self._connections.get(identity, _End(-1, pid))
 
-    def greeted(self, job: str, rank: int) -> bool:
-        """Whether that rank has said Hello here."""
-        return (job, rank) in self._ranks
+    def greeted(self, job: str, rank: int, pid: int) -> bool:
+        """Return True if that process has said Hello as that rank here."""
+        return (job, rank, pid) in self._ranks
 
-    def connected(self, job: str, rank: int) -> bool:
-        """Whether something that a rank said may still be on its way to `receive`.
+    def connected(self, job: str, rank: int, pid: int) -> bool:
+        """Return True if something that a rank, process ``pid``, said may still be on its way to `receive`.
 
         When the process is gone, libzmq reads what it left in the connection, hands it over, and only then
         closes our end. A forked child of the rank may hold the connection for longer.
         """
-        end = self._ranks.get((job, rank))
+        end = self._ranks.get((job, rank, pid))
         return end is not None and end.descriptor >= 0 and _process_at(end.descriptor) == end.pid
+
+    def forget(self, job: str, rank: int, pid: int) -> None:
+        """Forget a process that has ended, and from which nothing is to be heard any more."""
+        self._ranks.pop((job, rank, pid), None)
 
     def receive(self) -> bool:
         """Deal with what is there, but not with so much of it that timers and processes would wait.

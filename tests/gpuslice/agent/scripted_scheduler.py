@@ -74,12 +74,14 @@ class ScriptedScheduler:
         self._router.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
         self._router.setsockopt(zmq.LINGER, 0)
         self._router.bind(self.endpoint)
+        #: The identity of the newest process of each rank that was heard.
+        self._identities: dict[str, bytes] = {}
 
-    def say(self, message: ToAgent, identity: str = "job:0") -> None:
-        self._router.send_multipart([identity.encode(), encode(message)])
+    def say(self, message: ToAgent, rank: str = "job:0") -> None:
+        self._router.send_multipart([self._identities[rank], encode(message)])
 
-    def say_nonsense(self, identity: str = "job:0") -> None:
-        self._router.send_multipart([identity.encode(), b"\xc1nonsense"])
+    def say_nonsense(self, rank: str = "job:0") -> None:
+        self._router.send_multipart([self._identities[rank], b"\xc1nonsense"])
 
     def hear(self, kind: type[_M], where: Callable[[_M], bool] = lambda message: True) -> _M:
         """The next message of this kind, which comes before any other but ``Progress``."""
@@ -87,7 +89,8 @@ class ScriptedScheduler:
         while True:
             assert time.monotonic() < ends_s, f"nothing but Progress, and no {kind.__name__}"
             identity, frame = self._router.recv_multipart()
-            self.identity = identity.decode()
+            self.rank, _, _pid = identity.decode().rpartition(":")
+            self._identities[self.rank] = identity
             message = decode_from_agent(frame)
             if isinstance(message, kind):
                 if where(message):

@@ -87,7 +87,7 @@ def test_a_job_is_moved_about_and_ends_with_the_same_digest(
     with job(workshop, scheduler, ENDLESS) as process:
         hello = scheduler.welcome()
         assert (hello.job, hello.rank, hello.world_size, hello.boundary) == ("job", 0, 1, 0)
-        assert (scheduler.identity, hello.pid) == ("job:0", process.pid)
+        assert (scheduler.rank, hello.pid) == ("job:0", process.pid)
         scheduler.say(Suspend(epoch=0, stop_at=1))  # it has no lease: stale
         scheduler.say_nonsense()
         assert scheduler.grant(1, "cpu:0").boundary == 0

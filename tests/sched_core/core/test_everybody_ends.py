@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -100,6 +101,9 @@ class World:
         #: What ranks were told and have not done, and jobs whose command was told to end.
         self.orders: dict[tuple[str, int], list[Any]] = {}
         self.ending: set[str] = set()
+        self._pids = count(100)
+        #: How often the command of each job trains, once all do as they are told.
+        self.trainings = {job: draw.choice([1, 1, 2, 3]) for job in JOBS}
 
     def make_policy(self) -> Policy:
         return Erratic(self.seed) if self._policy == "erratic" else make_policy(self._policy, {})
@@ -112,7 +116,7 @@ class World:
             assert picture(self.core) == before
             return
         for command in commands:
-            if isinstance(command, Tell):
+            if isinstance(command, Tell) and not command.pid:
                 self.orders.setdefault((command.job, command.rank), []).append(command.message)
             elif isinstance(command, Kill):
                 self.ending.add(command.job)
@@ -134,6 +138,8 @@ class World:
             self.answer(*draw.choice(told))
         elif happens == "comes":
             self.come(gang, all_of_them=draw.random() < 0.7)
+            if draw.random() < 0.2:  # another one at the same time
+                self.greet(gang, draw.randrange(len(gang.ranks)), pid=next(self._pids))
         elif happens == "trains":
             self.train(gang, draw.choice([0, 1, 1, 2, 5]))
         elif happens == "dies" and (self.ending or draw.random() < 0.15):
@@ -182,7 +188,8 @@ class World:
 
     def greet(self, job: Gang, number: int, **at: Any) -> None:
         """A rank connects, for the first time if it does not say where it is."""
-        hello = wire.Hello(version=1, job=job.id, rank=number, world_size=len(job.ranks), pid=1, **at)
+        at.setdefault("pid", job.ranks[number].pid or next(self._pids))
+        hello = wire.Hello(version=1, job=job.id, rank=number, world_size=len(job.ranks), **at)
         self.attempt(Reported(job.id, number, hello))
 
     def train(self, job: Gang, boundaries: int) -> None:
@@ -202,7 +209,7 @@ class World:
         boundary, luck = gang.ranks[number].boundary, 1.0 if well else draw.random()
         answer: wire.FromAgent
         if isinstance(order, wire.Dismiss):
-            self.attempt(RankGone(job, number))
+            self.attempt(RankGone(job, number, pid=gang.ranks[number].pid))
             return
         if isinstance(order, wire.Suspend):
             if order.stop_at >= NEVER or order.epoch < gang.epoch:
@@ -237,9 +244,11 @@ class World:
         attempt = job.attempt
         if not job.launched:
             return
+        for hello in job.line if all_of_it or draw.random() < 0.5 else ():
+            self.attempt(RankGone(name, hello.rank, pid=hello.pid))
         for rank in list(job.there()):
-            self.attempt(RankGone(name, rank.number, unseen=draw.random() < 0.3))
             self.orders.pop((name, rank.number), None)
+            self.attempt(RankGone(name, rank.number, unseen=draw.random() < 0.3, pid=rank.pid))
             if not all_of_it:
                 return
         if job.exit_code is None and job.launched and job.attempt == attempt:
@@ -259,8 +268,8 @@ class World:
             if job.processes_gone or node not in nodes:
                 continue
             for rank in [rank for rank in job.there() if nodes[rank.number] == node]:
-                self.attempt(RankGone(job.id, rank.number))
                 self.orders.pop((job.id, rank.number), None)
+                self.attempt(RankGone(job.id, rank.number, pid=rank.pid))
                 if job.attempt != attempt:
                     break
             if job.attempt == attempt and {*nodes} == {node} and job.exit_code is None:
@@ -300,19 +309,34 @@ class World:
                 self.answer(*key, well=True)
 
     def _go_on(self, job: Gang) -> None:
-        """It trains, and ends after so many boundaries; its command ends with the first of its processes."""
+        """It trains, and ends after so many boundaries; its command then trains again, or ends as well."""
         gone = any(rank.phase in (RankPhase.GONE, RankPhase.LEAVING) for rank in job.ranks)
         if job.launched and (job.state.ended or gone):
             self.die(job.id, code=0)
+        elif job.line and not job.there():  # nobody waits for nobody
+            raise AssertionError(f"{job.id}: {job.line}")
         elif job.state is JobState.RUNNING:
             self.train(job, 1)
-            if max(rank.boundary for rank in job.ranks) > BOUNDARIES:
-                self.die(job.id, code=0)
+            if max((rank.boundary for rank in job.ranks), default=0) > BOUNDARIES:
+                self._end_training(job)
         elif job.state is JobState.SUSPENDING and not any(
             self.orders.get((job.id, rank.number)) for rank in job.ranks
         ):
             for rank in [rank for rank in job.there() if rank.phase is RankPhase.ON]:  # it connects again
                 self.greet(job, rank.number, boundary=rank.boundary, epoch=job.epoch, parked=False)
+
+    def _end_training(self, job: Gang) -> None:
+        """All of its processes end well; so does its command, if that was the last training."""
+        self.trainings[job.id] -= 1
+        if self.trainings[job.id] <= 0:
+            self.die(job.id, code=0)
+            return
+        for rank in list(job.there()):
+            bye = wire.Bye(epoch=job.epoch, boundary=rank.boundary, step=rank.step)
+            self.attempt(Reported(job.id, rank.number, bye))
+        for rank in list(job.there()):
+            self.orders.pop((job.id, rank.number), None)
+            self.attempt(RankGone(job.id, rank.number, pid=rank.pid))
 
 
 @pytest.mark.filterwarnings("ignore:HiGHS")

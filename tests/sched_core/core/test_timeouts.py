@@ -238,11 +238,11 @@ def test_every_attempt_of_a_gang_has_its_own_time_to_become_whole() -> None:
     assert driver.state("g") is JobState.STARTING
 
 
-def test_a_job_whose_rank_is_gone_unparked_is_late_like_any_other() -> None:
+def test_a_job_whose_rank_is_gone_while_it_is_to_stop_is_never_late() -> None:
     driver = pair()
     driver.do(Held("a"))
     driver.do(Released("a"))
     driver.do(RankGone("a", 0))
-    assert [notice.job for notice in notices(driver.wake(TIMEOUT_S))] == ["a"]
+    assert [notice.job for notice in notices(driver.wake(TIMEOUT_S))] == []
     driver.do(Exited("a", 0))
     assert driver.state("a") is JobState.SUCCEEDED

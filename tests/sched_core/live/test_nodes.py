@@ -225,7 +225,7 @@ def test_all_that_a_rank_there_said_is_heard_before_its_end(site: Site) -> None:
     site.submit("here", site.directory / "never")
     site.start("a", [sys.executable, "-c", RANKS, "1"])
     assert site.finish("a") == [JobState.SUCCEEDED]
-    assert site.core.jobs["a"].ranks[0].step == STEPS
+    assert site.core.jobs["a"].steps == STEPS
 
 
 def test_a_job_waits_for_its_node_to_be_reached(site: Site) -> None:

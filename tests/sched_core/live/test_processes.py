@@ -64,18 +64,17 @@ def test_waiting_tells_the_exit_code(tmp_path: Path) -> None:
     assert processes.wait(PATIENCE_S) == [Exited("a", 5)]
 
 
-def test_a_rank_is_the_process_that_was_last_said_to_be_it(tmp_path: Path) -> None:
+def test_every_process_that_is_or_was_a_rank_is_watched(tmp_path: Path) -> None:
     processes, pids = Processes(tmp_path), [_sleeper() for _ in range(2)]
     try:
         former = processes.watch_rank("a", 0, pids[0])
         assert processes.watch_rank("a", 0, pids[0]) is None
         present = processes.watch_rank("a", 0, pids[1])
-        assert processes.descriptors == [present]
-        os.kill(pids[0], signal.SIGKILL)
-        os.waitpid(pids.pop(0), 0)
-        assert (former is not None, processes.wait(0.0)) == (True, [])
-        os.kill(pids[0], signal.SIGKILL)
-        assert processes.wait(PATIENCE_S) == [RankGone("a", 0)]
+        assert processes.descriptors == [former, present]
+        while pids:
+            os.kill(pids[0], signal.SIGKILL)
+            assert processes.wait(PATIENCE_S) == [RankGone("a", 0, pid=pids[0])]
+            os.waitpid(pids.pop(0), 0)
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)

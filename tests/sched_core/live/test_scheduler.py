@@ -39,7 +39,7 @@ def test_two_jobs_take_turns_on_one_device(open_bench: Callable[[int], Bench], e
     assert turns()[:4] == ["a", "b", "a", "b"]
     enough.touch()
     bench.wait_for("b", JobState.SUCCEEDED)
-    assert bench.output("b").endswith(f"ends at {bench.core.jobs['b'].ranks[0].step}\n")
+    assert bench.output("b").endswith(f"ends at {bench.core.jobs['b'].steps}\n")
     bench.scheduler.apply_request(Cancelled("a", "enough"))
     assert bench.finish() == {"a": JobState.CANCELLED, "b": JobState.SUCCEEDED}
 

@@ -1,0 +1,152 @@
+"""The processes that are the ranks of a job, one after another: a job is a command, which may train often.
+
+A process takes its rank's place with its Hello and has it until the process is gone. When no process of a job
+is left, and its command goes on, all places are free for the next ones. A process that comes sooner stands in
+line: it holds still until the place is free, so nobody trains without a lease.
+
+A job without processes has nothing on its devices. It gives them back when others are to have them, or when
+nobody has come for as long as the job may take to reach a boundary. The policy hears of it again when the
+next processes are there.
+"""
+
+from __future__ import annotations
+
+from gpuslice.sched_core.jobs.failures import Kind
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.rank import Rank, RankPhase
+from gpuslice.sched_core.jobs.states import JobState, Trigger
+from gpuslice.wire import Hello, Queued
+
+from . import restarts
+from .contract import CoreContract
+from .events import Notice, RankGone, Tell
+
+
+class RankProcesses:
+    """The part of ``Core`` that knows which process is which rank.
+
+    Parameters
+    ----------
+    core
+        Whose.
+    """
+
+    def __init__(self, core: CoreContract) -> None:
+        self._core = core
+
+    def enter(self, job: Gang, rank: Rank, hello: Hello, now: float) -> None:
+        """Give ``rank``, whose place is free, to the process that said ``hello``."""
+        rank.phase, rank.pid, rank.boundary = RankPhase.PARKED, hello.pid, hello.boundary
+        if job.first_hello_s is None:
+            job.first_hello_s = now
+        if job.ready:
+            job.idle_since_s = None
+            if job.lease:
+                self._follow(job, now)
+            elif not self._core.planning.knows(job):
+                self._core.announce(job, now)
+        if not job.ready or job.wanted:
+            self._core.reconcile_later(job)  # the others may never come; it may be wanted already
+
+    def queue(self, job: Gang, rank: Rank, hello: Hello) -> None:
+        """Let a process wait until the place of ``rank``, which another one has, is free.
+
+        Raises
+        ------
+        IllegalTransitionError
+            If the process runs already, or is the rank itself.
+        """
+        fresh = hello.parked and not hello.epoch
+        if not fresh or hello.pid == rank.pid:
+            raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}), process {hello.pid}")
+        job.line = (*_without(job.line, rank.number, hello.pid), hello)
+        self._core.order(Tell(job.id, rank.number, Queued(behind=rank.pid), pid=hello.pid))
+
+    def gone(self, job: Gang, event: RankGone, now: float) -> None:
+        """Take note that a process has ended.
+
+        Raises
+        ------
+        IllegalTransitionError
+            If there was none.
+        """
+        if not 0 <= event.rank < len(job.ranks):
+            raise job.illegal(f"end of rank {event.rank}")
+        rank = job.ranks[event.rank]
+        if event.pid and event.pid != rank.pid:
+            job.line = _without(job.line, event.rank, event.pid)  # or it was the rank before
+            return
+        if rank.phase is RankPhase.ABSENT and job.state.ended:
+            return
+        if rank.phase in (RankPhase.ABSENT, RankPhase.GONE):
+            raise job.illegal(f"end of rank {event.rank}, which is {rank.phase.value}")
+        left_by_itself = rank.phase is RankPhase.LEAVING
+        rank.phase = RankPhase.GONE
+        if job.state.ended or job.relocating:
+            self._core.close_if_gone(job, now)
+        elif job.state is JobState.RELAUNCHING:
+            restarts.relaunch_if_gone(self._core, job, now)
+        elif len(job.ranks) > 1 and not left_by_itself and not event.unseen:
+            self._core.end(job, Trigger.FAIL, f"rank {event.rank} died", now, Kind.INFRASTRUCTURE)
+        else:
+            self._core.reports.dismiss_waiting(job)
+            self._core.settle(job, now)
+            if not job.state.ended and not job.there():
+                self._free_places(job, now)
+
+    def give_up_devices(self, job: Gang, now: float) -> None:
+        """Take its devices from ``job``, which has no process, and let it wait for the next ones."""
+        self._leave(job, now)
+        self._withhold(job, now)
+
+    def _free_places(self, job: Gang, now: float) -> None:
+        """No process of ``job`` is left: let others be its ranks, those first that stand in line."""
+        job.free_places(now)
+        job.history.append((now, "no process left"))
+        self._core.reconcile_later(job)
+        if job.lease and (job.state is JobState.SUSPENDING or job.spec.joined):
+            self._leave(job, now)
+        if job.state.ended:
+            return
+        line, job.line = job.line, ()
+        for hello in line:
+            rank = job.ranks[hello.rank]
+            if rank.phase is RankPhase.ABSENT:
+                self.enter(job, rank, hello, now)
+            else:
+                self.queue(job, rank, hello)
+        if job.idle_since_s is not None and not job.lease:
+            self._withhold(job, now)
+
+    def _leave(self, job: Gang, now: float) -> None:
+        """Nothing of ``job`` is on its devices: give them back."""
+        job.stand_still(now)
+        job.move(Trigger.EMPTY, now)
+        self._core.vacate(job)
+        if job.spec.joined:
+            job.width = job.world = 0
+        self._core.order(Notice("idle", job.id, {"steps": job.steps}))
+        if job.reached_max_steps:
+            self._core.end(job, Trigger.SUCCEED, f"it has made its {job.spec.max_steps} steps", now)
+
+    def _withhold(self, job: Gang, now: float) -> None:
+        """Let the policy, or a trial, not count on ``job`` until its processes are there."""
+        if not job.state.ended and (job.borrowed or self._core.planning.knows(job)):
+            self._core.planning.withhold(job, now)
+
+    def _follow(self, job: Gang, now: float) -> None:
+        """Let processes that have just come use the devices that ``job`` has from those before.
+
+        Their set-up is no attained service, as that of the first was none.
+        """
+        job.stand_still(now)
+        job.move(Trigger.FOLLOW, now)
+        job.epoch += 1
+        job.refusals = 0
+        for rank in job.present(RankPhase.PARKED):
+            self._core.resume_rank(job, rank.number)
+
+
+def _without(line: tuple[Hello, ...], rank: int, pid: int) -> tuple[Hello, ...]:
+    """Return ``line`` without process ``pid``, if it waits to be that rank."""
+    return tuple(hello for hello in line if (hello.rank, hello.pid) != (rank, pid))
