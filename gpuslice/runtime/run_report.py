@@ -1,9 +1,15 @@
-"""The report of a job under ``gpuslice run``: a JSON file, rewritten at every switch (docs/report.md)."""
+"""The report of a job under ``gpuslice run``: a JSON file, rewritten at every switch (docs/report.md).
+
+A command may train several times. Each of its processes keeps what the others have written, which it tells
+from the report of another ``gpuslice run`` by the launch.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -15,6 +21,26 @@ from gpuslice.files import replace_file
 from gpuslice.runtime.ending import say
 from gpuslice.version import __version__
 
+#: Totals that are no sums: they follow from the others, or are the largest.
+_MEAN, _MOST = "blackout_mean_s", "blackout_max_s"
+#: No report of a launch is read that is longer.
+_MOST_BYTES = 1 << 28
+
+
+class _Training(msgspec.Struct, frozen=True):
+    """What one process has reported: its totals say how many of the switches are its own."""
+
+    process: int
+    totals: dict[str, float]
+
+
+class _Written(msgspec.Struct, frozen=True):
+    """A report as it is in the file."""
+
+    launch: str
+    trainings: list[_Training]
+    switches: list[msgspec.Raw]
+
 
 class Report:
     """Collects the switches of one rank and keeps the file up to date.
@@ -25,6 +51,8 @@ class Report:
         The file, or ``None`` to keep totals only.
     job, rank
         Whose it is.
+    launch
+        The ``gpuslice run`` that this process belongs to; empty: none, so there are no other processes.
 
     Raises
     ------
@@ -32,10 +60,13 @@ class Report:
         If the file cannot be written.
     """
 
-    def __init__(self, path: Path | None, *, job: str = "", rank: int = 0) -> None:
+    def __init__(self, path: Path | None, *, job: str = "", rank: int = 0, launch: str = "") -> None:
         self._path = path
         self.job = job
         self._rank = rank
+        self._launch = launch
+        #: The trainings of other processes of the launch, with their switches.
+        self._others: list[tuple[_Training, list[bytes]]] = []
         self._rows: list[bytes] = []
         #: What each switch cost, and whether its suspend was cold.
         self._blackouts: list[tuple[float, bool]] = []
@@ -107,17 +138,35 @@ class Report:
             self._stale = True
 
     def write(self, *, boundaries: int, steps: int) -> None:
-        """Replace the file by the present state, atomically."""
-        if self._path is None or self._is_others():
+        """Replace the file by the present state, atomically; what other processes trained stays in it."""
+        if self._path is None:
             return
+        if self._is_others():
+            others = self._read_others()
+            if others is None or not boundaries:
+                return  # a launcher, whose rank writes the file now, or a process that does not train
+            self._others = others
+        elif self._written is None:
+            self._others = self._read_others() or []
         versions = {
             "gpuslice": __version__,
             "python": platform.python_version(),
             "torch": str(torch.__version__),
         }
-        rows = b",\n".join(self._rows)
-        totals = self.totals(boundaries=boundaries, steps=steps)
-        parts = {"job": self.job, "rank": self._rank, "totals": totals, "versions": versions}
+        own = _Training(os.getpid(), self.totals(boundaries=boundaries, steps=steps))
+        trained = list(self._others)
+        if boundaries or not trained:
+            trained.append((own, self._rows))
+        rows = b",\n".join(row for _, rows in trained for row in rows)
+        trainings = [training for training, _ in trained]
+        parts = {
+            "job": self.job,
+            "rank": self._rank,
+            "totals": _sum([training.totals for training in trainings]),
+            "trainings": trainings,
+            "launch": self._launch,
+            "versions": versions,
+        }
         lines = [b'"%s": %s' % (key.encode(), msgspec.json.encode(value)) for key, value in parts.items()]
         # One line per switch; rows are encoded once, so that a drill of many switches stays cheap.
         lines.insert(2, b'"switches": [\n%s\n]' % rows)
@@ -128,8 +177,27 @@ class Report:
                 f"cannot write the report {self._path}: {error.strerror}", "choose another --report file"
             ) from error
 
+    def _read_others(self) -> list[tuple[_Training, list[bytes]]] | None:
+        """Return what other processes of this launch have trained; None if the file is not of this launch."""
+        assert self._path is not None
+        try:
+            if not self._launch or self._path.stat().st_size > _MOST_BYTES:
+                return None
+            found = msgspec.json.decode(self._path.read_bytes(), type=_Written)
+        except (OSError, ValueError, RecursionError):
+            return None  # nobody has written one, or it is something else
+        if found.launch != self._launch:
+            return None
+        others, rows = list[tuple[_Training, list[bytes]]](), iter(found.switches)
+        for training in found.trainings:
+            its_rows = [bytes(row) for row in islice(rows, int(training.totals.get("switches", 0)))]
+            is_mine = self._written is not None and training.process == os.getpid()
+            if training.totals.get("boundaries") and not is_mine:
+                others.append((training, its_rows))
+        return others
+
     def _is_others(self) -> bool:
-        """Whether another process writes this file now: one that this one started is its job's rank."""
+        """Return True if another process has written this file since this one has."""
         assert self._path is not None
         if self._written is None:
             return False
@@ -137,6 +205,14 @@ class Report:
             return _stamp(self._path.stat()) != self._written
         except FileNotFoundError:
             return False
+
+
+def _sum(totals: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the totals of all trainings together."""
+    found = {name: sum(one.get(name, 0) for one in totals) for name in totals[-1]}
+    found[_MOST] = max(one.get(_MOST, 0.0) for one in totals)
+    found[_MEAN] = found["blackout_s"] / found["switches"] if found["switches"] else 0.0
+    return found
 
 
 def _stamp(status: os.stat_result) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -23,7 +24,7 @@ from gpuslice.errors import SuspendedStateError, SuspendRefusedError, UsageError
 from gpuslice.kernels import Device
 from gpuslice.kernels.routes import choose
 from gpuslice.kernels.vmm.shim import loaded
-from gpuslice.launch.command import rank_path
+from gpuslice.launch.command import LAUNCH, rank_path
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.limits.memory_limit import MemoryLimit
 from gpuslice.runtime import foreign_processes
@@ -90,7 +91,8 @@ class Runtime:
         self.memory_limit = MemoryLimit(settings.memory, say)
         self._groups = ParkedGroups(boundaries.call_at_next, tell=say)
         self.slot_preparation: SlotPreparation | None = None
-        self.report = Report(self._report_path(), job=settings.job, rank=identity.rank)
+        launch = os.environ.get(LAUNCH, "")
+        self.report = Report(self._report_path(), job=settings.job, rank=identity.rank, launch=launch)
         self.checkpoints = Checkpoints(self.report)
         self.in_use = DeviceInUse(settings, identity, self._leave_device)
         self.route = choose(Route(settings.route), self.in_use.name)

@@ -101,10 +101,53 @@ def test_the_summary_is_one_line() -> None:
 def test_a_file_that_another_process_writes_now_is_left_to_it(tmp_path: Path) -> None:
     """A launcher's own report gives way to that of the rank which it has started."""
     path = tmp_path / "r.json"
-    launcher = Report(path)
-    rank = Report(path)
+    launcher = Report(path, launch="1")
+    rank = Report(path, launch="1")
     rank.write(boundaries=3, steps=3)
     launcher.write(boundaries=0, steps=0)
     assert json.loads(path.read_text())["totals"]["boundaries"] == 3
     rank.write(boundaries=4, steps=4)
     assert json.loads(path.read_text())["totals"]["boundaries"] == 4
+
+
+def of_another_process(monkeypatch: pytest.MonkeyPatch, path: Path, pid: int, launch: str = "1") -> Report:
+    monkeypatch.setattr("os.getpid", lambda: pid)
+    return Report(path, launch=launch)
+
+
+def test_trainings_of_one_command_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "r.json"
+    for pid, switches in ((1, 2), (2, 0), (3, 1)):  # the second one trains nothing
+        report = of_another_process(monkeypatch, path, pid)
+        for _ in range(switches):
+            report.add(record())
+            report.write(boundaries=10 * pid, steps=pid)
+    document = json.loads(path.read_text())
+    assert [one["process"] for one in document["trainings"]] == [1, 3]
+    assert [one["totals"]["switches"] for one in document["trainings"]] == [2, 1]
+    assert len(document["switches"]) == 3
+    totals = document["totals"]
+    assert (totals["boundaries"], totals["steps"], totals["switches"]) == (40, 4, 3)
+    assert totals["blackout_mean_s"] == pytest.approx(0.003)
+    assert totals["blackout_max_s"] == pytest.approx(0.003)
+
+
+def test_trainings_at_the_same_time_keep_what_the_others_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.json"
+    reports = {pid: of_another_process(monkeypatch, path, pid) for pid in (1, 2)}
+    for boundaries in (5, 6):
+        for pid, report in reports.items():
+            monkeypatch.setattr("os.getpid", lambda pid=pid: pid)
+            report.write(boundaries=boundaries, steps=boundaries)
+    document = json.loads(path.read_text())
+    assert {one["process"]: one["totals"]["steps"] for one in document["trainings"]} == {1: 6, 2: 6}
+
+
+@pytest.mark.parametrize("found", ["{}", "no JSON", '{"launch": "2", "trainings": [], "switches": []}'])
+def test_what_another_launch_has_left_is_replaced(tmp_path: Path, found: str) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(found)
+    Report(path, launch="1").write(boundaries=1, steps=1)
+    assert len(json.loads(path.read_text())["trainings"]) == 1
