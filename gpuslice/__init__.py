@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from gpuslice.client.client import Client as Client
     from gpuslice.runtime.boundaries import boundary as boundary
     from gpuslice.runtime.job import Job as Job
-    from gpuslice.runtime.job import Snapshot as Snapshot
     from gpuslice.runtime.job import attach as attach
     from gpuslice.runtime.job import restore as restore
     from gpuslice.runtime.logged_losses import report as report
+    from gpuslice.training.snapshot import Snapshot as Snapshot
 
 _HOME = {
     "attach": "gpuslice.runtime.job",
     "restore": "gpuslice.runtime.job",
     "Job": "gpuslice.runtime.job",
-    "Snapshot": "gpuslice.runtime.job",
+    "Snapshot": "gpuslice.training.snapshot",
     "boundary": "gpuslice.runtime.boundaries",
     "Client": "gpuslice.client.client",
     "report": "gpuslice.runtime.logged_losses",

@@ -69,6 +69,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         File for what is recorded of so many steps, after which the script ends; empty and 0 for nothing.
     job
         The job's name; a named job's snapshots outlive it and a restarted process continues from them.
+    fresh
+        Remove what earlier runs of the named job left before it begins.
+    continue_anyway
+        Go on from the named job's snapshot, though other arguments, another text of the script or another
+        torch has made it.
+    command
+        A fingerprint of the launched command, set by the launcher.
     keep_children
         Leave processes that a submitted job has started and left behind alone when it ends.
     socket
@@ -100,6 +107,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     profile: PathText = ""
     profile_steps: Count = 0
     job: Word = ""
+    fresh: bool = False
+    continue_anyway: bool = False
+    command: Word = ""
     keep_children: bool = False
     socket: Word = ""
     ranks: Count = 0

@@ -7,7 +7,7 @@ can be named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,14 +91,21 @@ class Restoration:
 
 @heap.uncollected()
 def check(
-    snapshot: SnapshotFile, named: Mapping[str, object], *, entire: bool = False, verify: bool = True
+    snapshot: SnapshotFile,
+    named: Mapping[str, object],
+    *,
+    entire: bool = False,
+    loose: Collection[str] = (),
+    verify: bool = True,
 ) -> Restoration:
     """Compare a snapshot with the objects that are to be loaded; changes nothing.
 
     Parameters
     ----------
     entire
-        Whether it may hold nothing besides.
+        Whether it may hold nothing besides that the script has named.
+    loose
+        Names of values that need not fit what is there: then they are made anew.
     verify
         Whether the tensors' bytes are compared with their checksums. Those of random states always are.
 
@@ -112,13 +119,15 @@ def check(
     source = Source(snapshot, verify=verify)
     checker, own = Checker(source), Checker(source.strict)
     saved = nodes.decode(snapshot.tree)
-    left_out = saved.keys() - named.keys()
+    left_out = {name for name in saved.keys() - named.keys() if not name.startswith(OWN_PREFIX)}
     if entire and left_out:
         raise RefusedSnapshotError(
             f"{snapshot.path} holds {min(left_out)!r}, which is not attached", "attach it under that name"
         )
     loads = {
-        name: _compare(own if name.startswith(OWN_PREFIX) else checker, snapshot, saved, name, live)
+        name: _compare(
+            own if name.startswith(OWN_PREFIX) else checker, snapshot, saved, name, live, name in loose
+        )
         for name, live in named.items()
     }
     for one in (checker, own):
@@ -126,14 +135,25 @@ def check(
     return Restoration(source, loads, checker.devices)
 
 
+def plain_value(snapshot: SnapshotFile, name: str) -> Any:
+    """Return the plain value that a snapshot holds under a name; None if it holds none."""
+    node = nodes.decode(snapshot.tree).get(name)
+    return node.value() if isinstance(node, nodes.ValueNode) else None
+
+
 def _compare(
-    checker: Checker, snapshot: SnapshotFile, saved: Mapping[str, Node], name: str, live: object
+    checker: Checker,
+    snapshot: SnapshotFile,
+    saved: Mapping[str, Node],
+    name: str,
+    live: object,
+    loose: bool,
 ) -> Load:
     if name not in saved:
         known = ", ".join(sorted(name for name in saved if not name.startswith(OWN_PREFIX)))
         raise RefusedSnapshotError(f"{snapshot.path} holds no {name!r}", f"it holds {known or 'nothing'}")
     node = saved[name]
-    if not isinstance(live, torch.Tensor):
+    if loose or not isinstance(live, torch.Tensor):
         return checker.check(node, live, name)
     if not isinstance(node, AnyTensorNode):
         raise RefusedSnapshotError(f"{name} is a tensor here, but was not when saved")

@@ -16,7 +16,10 @@ from .budget import directory_bytes, held_bytes
 from .slots import OWNER, SLOTS, Owner, published, read_owner
 from .spill import SpillDirectory
 
-STORE = re.compile(r"(?P<job>[^@]+)(@(?P<scheduler>[0-9a-f]{8}))?\.r(?P<rank>\d+)")
+#: A store's name; with a ``+``, of a training that waits (``aside``).
+STORE = re.compile(
+    r"(?P<job>[^@+]+)(@(?P<scheduler>[0-9a-f]{8}))?(\+(?P<training>[0-9a-f]{16}))?\.r(?P<rank>\d+)"
+)
 #: Begins the directory names of jobs without a name; no job's name can begin with it.
 UNNAMED = "_"
 
@@ -119,7 +122,7 @@ def store_info(directory: Path, spill: SpillDirectory | None = None) -> StoreInf
         job=None if match["job"].startswith(UNNAMED) else match["job"],
         rank=int(match["rank"]),
         tenant=owner.tenant if owner else "",
-        scheduler=owner.scheduler if owner else match[2] or "",
+        scheduler=owner.scheduler if owner else match["scheduler"] or "",
         pid=owner.pid if owner else None,
         alive=alive,
         bytes=directory_bytes(directory) + spilled_bytes,

@@ -19,6 +19,7 @@ from gpuslice.config import Settings, parse_size
 from gpuslice.errors import GpusliceError, SnapshotError, UsageError
 from gpuslice.types import job_id
 
+from .aside import Aside
 from .budget import NOBODY, Budget, Own, Tenant
 from .listing import STORE, UNNAMED, StoreInfo, TenantInfo, restartable_files, store_info, tenants
 from .room_requests import SOCKET, request_room
@@ -33,6 +34,7 @@ from .slots import (
     write_owner,
 )
 from .spill import SpillDirectory
+from .start_traces import StartTraces
 from .store import JobStore
 
 #: How long a job waits for whoever is just moving what its dead process left, and how often it looks.
@@ -80,6 +82,8 @@ class RamDisk:
         self._scheduler = scheduler
         self.spilled = None if spill_directory is None else SpillDirectory(spill_directory, spill_limit_bytes)
         self._budget.relief = self._relieve
+        self.traces = StartTraces(self._budget)
+        self.aside = Aside(self._budget, self.spilled, self.home, self._stores)
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RamDisk:

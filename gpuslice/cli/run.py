@@ -44,8 +44,20 @@ def command(
     ] = None,
     report: Annotated[str | None, Option(metavar="FILE.json", help="Write a JSON report.")] = None,
     job: Annotated[
-        str | None, Option(metavar="NAME", help="Keep snapshots of attached state under this name.")
+        str | None,
+        Option(
+            metavar="NAME", help="Keep snapshots of attached state under this name; 'k-{fold}' has --fold."
+        ),
     ] = None,
+    fresh: Annotated[
+        bool, Option("--fresh", help="Begin anew: remove what the job has left before.")
+    ] = False,
+    continue_anyway: Annotated[
+        bool,
+        Option(
+            "--continue-anyway", help="Go on from the job's snapshot, whatever script or arguments made it."
+        ),
+    ] = False,
 ) -> int:
     """Run a training script, a module or a command under gpuslice, unmodified.
 
@@ -68,6 +80,8 @@ def command(
         spill_limit=spill_limit,
         report=report,
         job=job,
+        fresh=fresh or None,
+        continue_anyway=continue_anyway or None,
     )
     if settings.route == Route.DRIVER.value:
         from gpuslice.driver_route.command import execute as execute_under_driver

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from gpuslice.checkpoint.named.state import OWN_PREFIX, describe
 from gpuslice.errors import UsageError
+from gpuslice.runtime import trainings
 from gpuslice.runtime.current import runtime
 from gpuslice.types import DeviceName
 
@@ -50,6 +51,7 @@ def attach(
         it has made is ``World.built``, with the state of what was there before.
     **named
         As for ``gpuslice.attach``, and one `ElasticSampler`. The gradients of all modules are added up.
+        Numbers, texts and lists belong into ``World.state``.
 
     Raises
     ------
@@ -61,14 +63,16 @@ def attach(
     sampler = _check(named)
     process = runtime()
     if process.attached is not None:
-        raise UsageError("this process has attached a job already", "attach everything in one call")
+        raise UsageError(
+            "this process has attached a job already, and an elastic one cannot replace it",
+            "attach everything in one call, or start another process for it",
+        )
     if dist.is_initialized():
         raise UsageError(
             "there is a process group already, which cannot grow or shrink",
             "leave out init_process_group: gpuslice.elastic makes the groups",
         )
-    if job is not None:
-        process.name_job(job)
+    trainings.name_job(process, job)
     world = World(process, named, sampler, backend, build)
     launched = group.width_of()
     if ranks is not None and not 1 <= ranks <= launched:
@@ -78,6 +82,7 @@ def attach(
         process.in_use.move_in(DeviceName("cuda", world._device.index))
     process.boundaries.leave_to_script()
     process.attached = world
+    process.attachments += 1
     world.enter(launched if ranks is None else ranks)
     if sampler.scaling == "learning_rate":
         optimizers = [item for item in named.values() if isinstance(item, torch.optim.Optimizer)]

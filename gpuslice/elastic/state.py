@@ -14,6 +14,7 @@ from gpuslice.checkpoint.format.reader import SnapshotFile, read_snapshot
 from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.named.state import OWN_PREFIX, check, describe
 from gpuslice.checkpoint.named.transfer import file_bytes, memory_file, write_state
+from gpuslice.training.state import State, saved_names
 
 _RNG, _POSITION, _SHARDED = f"{OWN_PREFIX}rng", f"{OWN_PREFIX}position", f"{OWN_PREFIX}sharded"
 #: What errors call the state of rank 0.
@@ -42,27 +43,33 @@ def own_state(position: Mapping[str, int], whole: Mapping[str, Any]) -> dict[str
     return {_RNG: process_rng.capture(), _POSITION: dict(position), _SHARDED: dict(whole)}
 
 
-def load(snapshot: SnapshotFile, named: Mapping[str, object], *, verify: bool = True) -> Loaded:
-    """Load a state into the named objects; nothing has changed if it does not fit.
+def load(
+    snapshot: SnapshotFile, named: Mapping[str, object], values: State, *, verify: bool = True
+) -> Loaded:
+    """Load a state into the named objects and the script's values; nothing has changed if it does not fit.
 
     Raises
     ------
     SnapshotError
         If it is damaged, or does not fit the objects, naming the entry.
     """
-    own = dict.fromkeys((_RNG, _POSITION, _SHARDED))
-    restoration = check(snapshot, {**named, **own}, entire=True, verify=verify)
+    names = saved_names(snapshot)
+    own = {**{name: values.get(name) for name in names}, **dict.fromkeys((_RNG, _POSITION, _SHARDED))}
+    restoration = check(snapshot, {**own, **named}, entire=True, loose=names, verify=verify)
     process_rng.check(restoration.value(_RNG), restoration.gpus)
     loaded = restoration.apply()
+    values.data = {name: loaded[name] for name in names}
     process_rng.restore(loaded[_RNG], restoration.gpus)
     return Loaded(loaded[_POSITION], loaded[_SHARDED])
 
 
-def share(named: Mapping[str, object], own: Loaded, device: torch.device) -> Loaded:
+def share(named: Mapping[str, object], values: State, own: Loaded, device: torch.device) -> Loaded:
     """Have all ranks hold what rank 0 holds; a collective.
 
     Parameters
     ----------
+    values
+        The script's own.
     own
         What of it is in no named object; of rank 0 it counts, and is returned on all.
     device
@@ -78,7 +85,7 @@ def share(named: Mapping[str, object], own: Loaded, device: torch.device) -> Loa
     leading = dist.get_rank() == 0
     with memory_file() as descriptor:
         if leading:
-            write_state(descriptor, describe({**named, **own_state(*own)}))
+            write_state(descriptor, describe({**named, **values.named(), **own_state(*own)}))
         length = torch.tensor([os.fstat(descriptor).st_size], dtype=torch.int64, device=device)
         dist.broadcast(length, 0)
         os.truncate(descriptor, int(length))
@@ -86,7 +93,7 @@ def share(named: Mapping[str, object], own: Loaded, device: torch.device) -> Loa
         if leading:
             return own
         with read_snapshot(descriptor, _NAME) as snapshot:
-            return load(snapshot, named)
+            return load(snapshot, named, values)
 
 
 def _broadcast(buffer: torch.Tensor, device: torch.device) -> None:

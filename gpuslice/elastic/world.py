@@ -15,10 +15,13 @@ from torch.utils.data import Dataset
 
 from gpuslice.checkpoint.named.describe import named_tensors
 from gpuslice.errors import UsageError
+from gpuslice.runtime import trainings
 from gpuslice.runtime.boundaries import boundary
 from gpuslice.runtime.ending import at_end, ended_well
 from gpuslice.runtime.membership import Membership
 from gpuslice.runtime.runtime import Runtime
+from gpuslice.training import identity
+from gpuslice.training.state import State
 
 from . import group, state
 from .batches import Batch, Feed, scale_rates
@@ -44,9 +47,11 @@ class World:
         Of this composition; a larger one follows at every change.
     built
         What the function given as ``build`` has made for this composition, by name.
+    state
+        The script's own variables, as in ``gpuslice.attach``. Rank 0's are those of all.
     """
 
-    #: A restart needs rank 0's snapshot only (``runtime.attached``).
+    #: A restart needs rank 0's snapshot only (``training.attached``).
     replicated = True
 
     def __init__(
@@ -61,6 +66,9 @@ class World:
         self.width = self.number = 0
         self._process = process
         self._named = dict(named)
+        self.state = State({}, self._named)
+        self._training = process.next_training()
+        self._ended = ""
         self._sampler = sampler
         self._build = build
         self._sharded: Sharded | None = None
@@ -104,8 +112,11 @@ class World:
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs from the present one to the last of ``count``."""
         while self._sampler.epoch < count:
+            self._check_attached()
             yield self._sampler.epoch
             self._sampler.next_epoch()
+        self._check_attached()
+        trainings.finish(self._process)
 
     def batches(self, dataset: Dataset[Any], **options: Any) -> Iterator[Batch]:
         """This rank's part of each global batch that the epoch still has.
@@ -126,6 +137,7 @@ class World:
         """
         sampler, feed, number = self._sampler, None, -1
         while sampler.more(self.width):
+            self._check_attached()
             self._pass_boundary()
             if feed is None or number != self.number:
                 even = self._build is not None
@@ -164,7 +176,22 @@ class World:
 
     def named_state(self) -> dict[str, object]:
         """All that another process needs to go on from here."""
-        return {**self._named, **state.own_state(self._position(), self._whole)}
+        return {
+            **self._named,
+            **self.state.named(),
+            **state.own_state(self._position(), self._whole),
+            identity.NAME: self._training.text(),
+        }
+
+    def end(self, cause: str) -> None:
+        """Have the loops raise an error that names the cause."""
+        self._ended = cause
+
+    def _check_attached(self) -> None:
+        if self._ended:
+            raise UsageError(
+                f"a loop goes on whose job is attached no more: {self._ended}", "leave it before"
+            )
 
     def restartable(self, *, explicit: bool) -> bool:
         """Whether another process could go on from here; rank 0's state is everybody's."""
@@ -258,7 +285,7 @@ class World:
         self.number, self.width = number, width
         if self._build is not None:
             self._rebuild(self._build)
-        own = state.share(self._named, state.Loaded(self._position(), self._whole), self._device)
+        own = state.share(self._named, self.state, state.Loaded(self._position(), self._whole), self._device)
         if self._sharded is not None:
             self._sharded.load(own.whole)
         self._restore_position(own.position)
@@ -283,17 +310,20 @@ class World:
 
     def _load_newest_snapshot(self) -> None:
         """Load the named job's newest snapshot, if there is one."""
-        snapshots = self._process.store.restartable()
+        snapshots = trainings.own_snapshots(self._process, self._training)
         newest = max(snapshots, default=-1)
         chosen = snapshots.pop(newest, None)
         for other in snapshots.values():
             other.close()
         if chosen is not None:
             with chosen:
-                found = state.load(chosen, self._named, verify=self._process.settings.verify)
+                verify = self._process.settings.verify
+                found = state.load(chosen, self._named, self.state, verify=verify)
                 self._restore_position(found.position)
                 self._process.boundaries.went_on_from = self._process.boundary
                 self._whole = found.whole
+                job = self._process.settings.job
+                trainings.tell(self._process, f"job {job} goes on from {identity.origin(chosen)}")
 
     def _position(self) -> dict[str, int]:
         return {"boundary": self._process.boundary, "steps": self._process.boundaries.steps}

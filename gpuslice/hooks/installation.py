@@ -18,7 +18,7 @@ from gpuslice.hooks import elastic_jobs, late_imports, process_groups, profiling
 from gpuslice.hooks.hooks import count_boundaries
 from gpuslice.hooks.single_rank_groups import watch_for_training
 from gpuslice.launch.rank_identity import ARMED, RankIdentity
-from gpuslice.runtime import foreign_processes, uncaught
+from gpuslice.runtime import foreign_processes, trainings, uncaught
 from gpuslice.runtime.boundaries import NEVER, BoundaryCounter, Controller
 from gpuslice.runtime.current import own, renew, runtime
 from gpuslice.runtime.ending import at_end, end, ended_well, say
@@ -172,6 +172,7 @@ def _begin(job: Runtime, *, replaces: int = 0) -> None:
     global _ranks_pid
     _ranks_pid = os.getpid()
     foreign_processes.become_rank()
+    trainings.note_start(job)
     if job.settings.elastic:
         elastic_jobs.watch_steps(job)
     controller = _controller(job, replaces)

@@ -6,8 +6,9 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -15,8 +16,12 @@ from gpuslice.config import Settings, variable
 from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.files import check_working_directory, draft_path
 from gpuslice.launch.device_choice import HOST, named_device
+from gpuslice.launch.job_names import expand
 from gpuslice.launch.rank_identity import ARMED as ARMED
 from gpuslice.types import DeviceName, Route, job_id
+
+if TYPE_CHECKING:
+    from gpuslice.checkpoint.ramdisk.listing import StoreInfo
 
 SITEDIR = Path(__file__).resolve().parent / "sitedir"
 #: Set by the launcher: Pythons below it look whether they train.
@@ -77,6 +82,8 @@ def check(settings: Settings, *, inputs: Iterable[Path] = ()) -> Settings:
         raise UsageError(
             "--memory limits what is allocated on a device, and none is named", "name it: --device cpu"
         )
+    if settings.fresh and settings.continue_anyway:
+        raise UsageError("both --fresh and --continue-anyway are given", "choose one of the two")
     if settings.job:
         job_id(settings.job)
     route = Route(settings.route)
@@ -157,13 +164,45 @@ def execute(words: Sequence[str], settings: Settings) -> NoReturn:
     are its own.
     """
     command = command_line(words)
-    variables = environment(check(with_route(settings, words), inputs=map(Path, command)), os.environ)
+    settings = msgspec.structs.replace(settings, job=expand(settings.job, words), command=fingerprint(words))
+    settings = begin_anew(check(with_route(settings, words), inputs=map(Path, command)))
+    variables = environment(settings, os.environ)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     try:
         os.execvpe(command[0], command, variables)
     except OSError as error:
         raise UsageError(f"cannot execute {command[0]}: {error.strerror}", "check the command") from error
+
+
+def fingerprint(words: Sequence[str]) -> str:
+    """Return what is equal for equal commands."""
+    return blake2b("\0".join(words).encode(errors="surrogateescape"), digest_size=8).hexdigest()
+
+
+def begin_anew(settings: Settings) -> Settings:
+    """Remove what earlier runs of a named job left, if the settings say so, and return what is left to do.
+
+    A script may yet name its job. Then its own process removes them.
+
+    Raises
+    ------
+    UsageError
+        If the job is running.
+    """
+    if not (settings.fresh and settings.job):
+        return settings
+    from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
+
+    removed = RamDisk.from_settings(settings).aside.forget(settings.job)
+    sys.stderr.write(f"gpuslice: {begun_anew(settings.job, removed)}\n")
+    return msgspec.structs.replace(settings, fresh=False)
+
+
+def begun_anew(job: str, removed: Sequence[StoreInfo]) -> str:
+    """Return the line that says what was removed so that a job begins anew."""
+    found = [f"boundary {info.boundary}" for info in removed if info.restartable]
+    return f"job {job} begins anew; removed: {', '.join(found) or 'nothing, there was no snapshot'}"
 
 
 def check_outputs(

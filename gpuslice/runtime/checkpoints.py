@@ -19,10 +19,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gpuslice.checkpoint.switch.background_snapshot import BackgroundSnapshot
 from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.errors import GpusliceError
-from gpuslice.runtime.attached import Attached
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.ending import say, undisturbed
 from gpuslice.runtime.run_report import Report
+from gpuslice.training.attached import Attached
 
 #: Starts a snapshot that copies the tensors of these paths at once; ``None`` where none can be taken.
 Start = Callable[[Collection[str]], BackgroundSnapshot | None]

@@ -222,6 +222,11 @@ class CommonSnapshots:
         self._forget_after(common)
         self._listen_on()
 
+    def withdraw(self) -> None:
+        """Say that this rank has none any more, before they go: its training has ended."""
+        self._say(lambda others: Announced(()))
+        self._writing = False
+
     @property
     def _has(self) -> tuple[int, ...]:
         return tuple(self._store.boundaries)

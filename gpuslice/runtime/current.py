@@ -12,6 +12,7 @@ from gpuslice import config
 from gpuslice.errors import GpusliceError
 from gpuslice.files import occupy_closed_streams
 from gpuslice.launch.rank_identity import RankIdentity
+from gpuslice.runtime import trainings
 from gpuslice.runtime.boundaries import counter
 from gpuslice.runtime.ending import at_end, say, watch_exit
 from gpuslice.runtime.runtime import Runtime
@@ -67,6 +68,6 @@ def _at_end_of(job: Runtime) -> None:
 def _close(job: Runtime, pid: int) -> None:
     if os.getpid() == pid:  # a fork that ends by itself is not the job
         try:
-            job.close()
+            trainings.close(job)
         except GpusliceError as error:  # a GPU that its script's error has made useless, say
             say(error.message, error.remedy)

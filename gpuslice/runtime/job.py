@@ -7,7 +7,6 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,18 +19,21 @@ from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.named.describe import is_holder
 from gpuslice.checkpoint.named.generators import Generator, own_generators
-from gpuslice.checkpoint.named.state import OWN_PREFIX, check, describe
+from gpuslice.checkpoint.named.state import OWN_PREFIX, Restoration, check, describe
 from gpuslice.errors import (
     AddressSpaceError,
     DeviceMemoryError,
     SuspendRefusedError,
     UsageError,
 )
-from gpuslice.runtime.common_snapshots import CommonSnapshots, agree, newest_common
+from gpuslice.runtime import trainings
 from gpuslice.runtime.current import runtime
 from gpuslice.runtime.ending import undisturbed, whole_or_ended
 from gpuslice.runtime.progress import Progress, goal
 from gpuslice.runtime.runtime import Runtime
+from gpuslice.training import identity
+from gpuslice.training.snapshot import Snapshot
+from gpuslice.training.state import State, saved_names
 from gpuslice.types import DeviceName
 
 Batch = TypeVar("Batch")
@@ -42,51 +44,14 @@ _RNG = f"{OWN_PREFIX}rng"
 _PROGRESS = f"{OWN_PREFIX}progress"
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a suspend put into the RAM disk.
-
-    Attributes
-    ----------
-    path
-        The file; ``gpuslice.restore`` reads it. Later suspends reuse it, and without a job name it ends
-        with the process: copy it to keep it.
-    nbytes
-        Bytes in the snapshot.
-    seconds
-        How long the suspend took.
-    gb_per_s
-        Rate of the copy out of the device, 1e9 bytes per second.
-    boundary
-        Mini-batch boundaries passed.
-    restartable
-        Whether another process can go on from it.
-    """
-
-    path: Path
-    nbytes: int
-    seconds: float
-    gb_per_s: float
-    boundary: int
-    restartable: bool
-
-
-class Values(dict[str, Any]):
-    """The attached objects that are plain values, by name; assign to change them."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name not in self:
-            raise UsageError(f"nothing is attached as {name!r}", "name it in gpuslice.attach")
-        super().__setitem__(name, value)
-
-
 class Job:
     """The state of a training script under names, made by `attach`.
 
     Attributes
     ----------
-    values
-        The attached numbers, texts, lists and dicts; after a restart, as they were saved.
+    state
+        The attached numbers, texts, lists and dicts, and whatever else the script puts there; after a
+        restart, as they were saved.
     """
 
     #: Every rank goes on from its own snapshot.
@@ -97,9 +62,17 @@ class Job:
     def __init__(self, process: Runtime, named: Mapping[str, object]) -> None:
         self._runtime = process
         self._objects = {name: item for name, item in named.items() if _lives_on(item)}
-        self.values = Values((name, item) for name, item in named.items() if not _lives_on(item))
+        own = {name: item for name, item in named.items() if not _lives_on(item)}
+        self.state = State(own, self._objects)
         self._generators = {id(item) for item in _generators(named)}
-        self._progress = Progress(process.boundaries, lambda item: id(item) in self._generators)
+        self._progress = Progress(
+            process.boundaries,
+            lambda item: id(item) in self._generators,
+            lambda: trainings.finish(process),
+        )
+        self._training = process.next_training()
+        #: Why it is attached no more.
+        self._ended = ""
 
     def suspend(self) -> Snapshot:
         """Move the job's state to the RAM disk and free its device memory.
@@ -117,7 +90,7 @@ class Job:
         RollbackError
             If the device could neither be emptied nor be filled again: the state is lost, end the process.
         """
-        _check_place("job.suspend")
+        self._check_place("job.suspend")
         record, away = None, not self._runtime.whole
         try:
             with undisturbed(), whole_or_ended(lambda: away or self._runtime.whole):
@@ -161,7 +134,7 @@ class Job:
         SuspendRefusedError, RamDiskFullError, UsageError
             If the state cannot be saved, or in another thread than the main one; the previous one stays.
         """
-        _check_place("job.checkpoint")
+        self._check_place("job.checkpoint")
         if not self._runtime.settings.job:
             warnings.warn(
                 'job.checkpoint() does nothing for a job without a name: gpuslice.attach("NAME", ...)',
@@ -185,7 +158,7 @@ class Job:
         Any other failure ends the process at once, with the error's exit code and the snapshot kept: the
         script must not go on, nor save anything, without its state.
         """
-        _check_place("job.resume")
+        self._check_place("job.resume")
         target = None if device is None else DeviceName.parse(device)
         retry = False
         with undisturbed(), whole_or_ended(lambda: self._runtime.whole or retry):
@@ -205,8 +178,27 @@ class Job:
             if self._runtime.switch.suspended:
                 self.resume()
 
+    def detach(self) -> None:
+        """End the attachment: the script may attach another training, or go on without one.
+
+        A suspended job is resumed first. Its loops raise an error when they go on, and its snapshots are
+        removed as at the end of a script. Harmless if the job is attached no more.
+        """
+        if not self._ended:
+            self._check_place("job.detach")
+            trainings.end(self._runtime, "job.detach() was called")
+
+    def end(self, cause: str) -> None:
+        """Have the job's loops and calls raise an error that names the cause."""
+        self._ended = cause
+        self._progress.end(cause)
+
     def epochs(self, count: int) -> Iterator[int]:
-        """``range(count)``; a restarted process begins with the epoch that was going on."""
+        """Return the numbers of ``range(count)``, in a restarted process from the epoch that was going on.
+
+        When the loop has ended by itself, the training is finished: its snapshots are removed, and no others
+        are taken for a restart until another loop over epochs begins.
+        """
         return self._progress.epochs(count)
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
@@ -227,33 +219,57 @@ class Job:
         SnapshotError
             If the file is damaged or does not fit; nothing has changed.
         """
+        self._check_place("job.restore")
         self._go_on_from(open_snapshot(Path(path)))
+
+    def _check_place(self, call: str) -> None:
+        if self._ended:
+            raise UsageError(
+                f"{call}() is called of a job that is attached no more: {self._ended}",
+                "use the job that was attached last",
+            )
+        _check_place(call)
 
     def _go_on_from(self, snapshot: SnapshotFile) -> None:
         """`restore`, from a snapshot that is closed when the loops have reached where it was taken."""
-        live = {**self._objects, **self.values, _RNG: None, _PROGRESS: None}
-        restoration = check(snapshot, live, entire=True, verify=self._runtime.settings.verify)
+        restoration = self._check(snapshot, verify=self._runtime.settings.verify)
         process_rng.check(restoration.value(_RNG), restoration.gpus)
         target = goal(restoration.value(_PROGRESS), restoration.gpus)
 
-        def load() -> None:
+        def load(restoration: Restoration) -> None:
             loaded = restoration.apply()
-            self.values.update((name, loaded[name]) for name in self.values)
+            self.state.data = {name: loaded[name] for name in saved_names(snapshot)}
             process_rng.restore(loaded[_RNG], restoration.gpus)
             self._runtime.boundary = self._runtime.boundaries.went_on_from = snapshot.boundary
             self._progress.count_from(target)
 
         def reached() -> None:
-            load()
+            # What the script took out of ``state`` meanwhile, into variables of its own, is refilled.
+            load(self._check(snapshot, verify=False))
             snapshot.close()
 
-        load()
+        load(restoration)
         self._progress.head_for(target, reached, restoration.gpus)
+
+    def _check(self, snapshot: SnapshotFile, *, verify: bool) -> Restoration:
+        """Compare a snapshot with what is there now."""
+        names = saved_names(snapshot)
+        own = {**{name: self.state.get(name) for name in names}, _RNG: None, _PROGRESS: None}
+        return check(snapshot, {**own, **self._objects}, entire=True, loose=names, verify=verify)
 
     def named_state(self) -> dict[str, object]:
         """All that another process needs to go on from here."""
-        own = {_RNG: process_rng.capture(), _PROGRESS: self._progress.state()}
-        return {**self._objects, **self.values, **own}
+        own = {
+            _RNG: process_rng.capture(),
+            _PROGRESS: self._progress.state(),
+            identity.NAME: self._training.text(),
+        }
+        return {**self._objects, **self.state.named(), **own}
+
+    @property
+    def values(self) -> State:
+        """`state`, by its former name."""
+        return self.state
 
     def restartable(self, *, explicit: bool) -> bool:
         """Whether another process could go on from here; ``explicit``: the script itself asked to stop."""
@@ -289,17 +305,16 @@ def attach(job: str | None = None, /, **named: object) -> Job:
             raise UsageError(f"the name {name!r} is gpuslice's own", "choose another one")
     described = describe(named)
     process = runtime()
-    if process.attached is not None:
-        raise UsageError("this process has attached a job already", "attach everything in one call")
-    if job is not None:
-        process.name_job(job)
+    trainings.replace(process)
+    trainings.name_job(process, job)
     gpu = next((t.device for _, t in described.tensors if t.device.type == "cuda"), None)
     if gpu is not None and not process.in_use.known:
         process.in_use.move_in(DeviceName("cuda", gpu.index))
     attached = Job(process, named)
     if process.settings.job:
-        _go_on(attached, process)
+        trainings.go_on(process, attached._training, attached._go_on_from)
     process.attached = attached
+    process.attachments += 1
     return attached
 
 
@@ -331,23 +346,6 @@ def restore(path: str | os.PathLike[str], /, **named: object) -> dict[str, Any]:
         loaded = restoration.apply()
         process_rng.restore(loaded.pop(_RNG), restoration.gpus)
         return loaded
-
-
-def _go_on(job: Job, process: Runtime) -> None:
-    """Load the named job's newest snapshot, if there is one."""
-    snapshots = process.store.restartable()
-    agreed = agree(snapshots, process.identity.world_size)
-    boundary = newest_common(agreed)
-    chosen = None if boundary is None else snapshots.pop(boundary)
-    for other in snapshots.values():
-        other.close()
-    if len(agreed) > 1:
-        process.common_snapshots = CommonSnapshots(
-            process.store, process.identity.rank, agreed, process.boundaries.call_at_next
-        )
-    process.store.forget_after(-1 if chosen is None else chosen.boundary)
-    if chosen is not None:
-        job._go_on_from(chosen)
 
 
 def _check_place(call: str) -> None:

@@ -88,11 +88,21 @@ class Progress:
         The process's counter.
     knows
         Whether a generator is saved with the job's named objects; those of loaders must be.
+    finish
+        Called when a loop over epochs has ended by itself: the training is over, as far as can be told.
     """
 
-    def __init__(self, boundaries: BoundaryCounter, knows: Callable[[Generator], bool]) -> None:
+    def __init__(
+        self,
+        boundaries: BoundaryCounter,
+        knows: Callable[[Generator], bool],
+        finish: Callable[[], None] | None = None,
+    ) -> None:
         self._boundaries = boundaries
         self._knows = knows
+        self._finish = finish or _nothing
+        #: Whether the last loop over epochs has ended by itself, and no other one has begun.
+        self._finished = False
         self._position = Position()
         self._target: Position | None = None
         self._resumed: Pass | None = None
@@ -102,6 +112,18 @@ class Progress:
         self._loader: Iterable[Any] = ()
         self._fetching = False
         self._depth = 0
+        self._ended = ""
+
+    def end(self, cause: str) -> None:
+        """Have the loops raise an error that names the cause when they go on."""
+        self._ended = cause
+
+    def _check_attached(self) -> None:
+        if self._ended:
+            raise UsageError(
+                f"a loop goes on whose job is attached no more: {self._ended}",
+                "leave the loop before that, and go through the loops of the job that was attached last",
+            )
 
     def state(self) -> dict[str, Any]:
         """Where a restart goes on, as plain values. After a pass of an epoch that is the next epoch."""
@@ -133,9 +155,9 @@ class Progress:
         """Whether another process could go on from a snapshot taken here and now.
 
         Not after a pass's last batch: a restart would leave the loop out, and with it the variables that
-        its body sets.
+        its body sets. Not after the training: nobody is to begin with a model that is finished.
         """
-        if self._target is not None or self._depth > 1:
+        if self._finished or self._target is not None or self._depth > 1:
             return False
         if explicit:
             return True
@@ -144,18 +166,28 @@ class Progress:
     @property
     def restartable_later(self) -> bool:
         """Whether the script goes through our loops, so that it most likely comes to such a place."""
+        if self._finished:
+            return False
         return self._target is not None or self._position != Position() or self._depth > 0
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs of one loop that are not over."""
-        loop = self._position.loop
+        """The epochs of one loop that are not over. Its end is that of the training."""
+        # A loop that was left by ``break`` has not moved on by itself.
+        loop = self._position.loop + (self._position.epoch != OUTSIDE)
         for epoch in range(self._first_epoch(loop, count), count):
+            self._check_attached()
+            self._finished = False
             self._go_to(Position(loop, epoch))
             yield epoch
+        self._check_attached()
         self._go_to(Position(loop + 1))
+        if self._target is None and count > 0:
+            self._finished = True
+            self._finish()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of one pass that are not done."""
+        self._check_attached()
         self._depth += 1
         try:
             if self._depth > 1:
@@ -205,6 +237,7 @@ class Progress:
         )
         crossing = not (self._boundaries.hooked and isinstance(iterator, _BaseDataLoaderIter))
         while True:
+            self._check_attached()
             self._fetching = True
             try:
                 with quiet:

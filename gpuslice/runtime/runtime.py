@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 
-import msgspec
 import torch
 from torch._C._functorch import peek_interpreter_stack
 
@@ -28,17 +28,18 @@ from gpuslice.launch.command import LAUNCH, rank_path
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.limits.memory_limit import MemoryLimit
 from gpuslice.runtime import foreign_processes
-from gpuslice.runtime.attached import Attached
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.checkpoints import Checkpoints, Schedule, obstacle
 from gpuslice.runtime.common_snapshots import CommonSnapshots
 from gpuslice.runtime.device_in_use import DeviceInUse, open_target
-from gpuslice.runtime.ending import ended_well, ours, say
+from gpuslice.runtime.ending import ours, say
 from gpuslice.runtime.membership import Membership
 from gpuslice.runtime.run_report import Report
 from gpuslice.runtime.slot_preparation import SlotPreparation
 from gpuslice.runtime.thread_gate import ThreadGate
-from gpuslice.types import DeviceName, Route, job_id
+from gpuslice.training.attached import Attached
+from gpuslice.training.identity import Training
+from gpuslice.types import DeviceName, Route
 
 
 class Runtime:
@@ -59,6 +60,12 @@ class Runtime:
         The device that this rank computes on.
     attached
         The job that ``gpuslice.attach`` made, if the script did.
+    attachments
+        How many trainings this process has attached.
+    launched_job
+        The name that the launcher gave the job; empty without one.
+    arguments
+        ``sys.argv`` when the process began.
     report
         Collects the switches.
     checkpoints
@@ -85,6 +92,9 @@ class Runtime:
         self.identity = identity
         self.boundaries = boundaries
         self.attached: Attached | None = None
+        self.attachments = 0
+        self.launched_job = settings.job
+        self.arguments = list(sys.argv)  # scripts change them
         self.membership: Membership | None = None
         self.common_snapshots: CommonSnapshots | None = None
         self.gate = ThreadGate()
@@ -108,7 +118,7 @@ class Runtime:
         UsageError
             If the named job's snapshots of another rank are open already.
         """
-        if identity.rank != self.identity.rank and self.settings.job and "store" in self.__dict__:
+        if identity.rank != self.identity.rank and self.settings.job and self.has_store:
             raise UsageError(
                 f"rank {identity.rank} of job {self.settings.job} was suspended as rank {self.identity.rank}",
                 "call torch.distributed.init_process_group before the training begins",
@@ -117,11 +127,9 @@ class Runtime:
         self.report.set_rank(identity.rank, self._report_path())
         self.in_use.set_rank(identity)
 
-    def name_job(self, name: str) -> None:
-        """Give the job a name, unless the launcher gave it one; before its first suspend."""
-        if not self.settings.job:
-            self.settings = msgspec.structs.replace(self.settings, job=job_id(name))
-            self.report.job = name
+    def next_training(self) -> Training:
+        """Return the training that the script's next ``attach`` begins."""
+        return Training.present(self.arguments, self.attachments + 1, self.settings.command)
 
     @property
     def boundary(self) -> int:
@@ -157,6 +165,23 @@ class Runtime:
     def suspended(self) -> bool:
         """Whether the job's state is away."""
         return "switch" in self.__dict__ and self.switch.suspended
+
+    @property
+    def has_store(self) -> bool:
+        """Whether the store is open."""
+        return "store" in self.__dict__
+
+    def close_store(self, *, keep: bool) -> None:
+        """Let go of the store, if it is open: the next use opens it anew."""
+        self._leave_device()
+        store = self.__dict__.pop("store", None)
+        if store is not None:
+            store.close(keep=keep)
+
+    def abandon_store(self) -> None:
+        """Let go of the open store, and leave all that is in it as it is."""
+        self._leave_device()
+        self.__dict__.pop("store").abandon()
 
     def _leave_device(self) -> None:
         """Another one takes its place; the switch is made anew for that, when it is needed."""
@@ -333,23 +358,3 @@ class Runtime:
         """What happened, in one line."""
         totals = self.report.summary(boundaries=self.boundary, steps=self.boundaries.steps)
         return f"{totals}, route {self.route.value}"
-
-    def close(self) -> None:
-        """Let go of the RAM disk.
-
-        The snapshots of a named job stay there if its script did not end well, or ended while suspended. Of
-        a job without a name the newest one stays if the script asked for it: somebody may have its path.
-        """
-        if "store" not in self.__dict__:
-            return
-        self.store.finished = None  # the other ranks, too, come to their end
-        self.checkpoints.settle(keep=not ended_well())
-        if not self.settings.job:
-            self.store.close(keep=self.store.handed_out)
-            return
-        keep = not ended_well() or (self.store.handed_out and self.suspended)
-        if keep and self.identity.world_size > 1:
-            # Another rank may have died before its newest snapshot: as after a kill, both of ours stay.
-            self.store.abandon()
-            return
-        self.store.close(keep=keep)

@@ -18,7 +18,6 @@ from gpuslice.checkpoint.gate import OWN_PREFIX
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-_KEY = "gpuslice/snapshots"
 _PATIENCE_S = 5.0
 #: Those of torch's stores, and those of a value that is not ours.
 _FAILURES = (RuntimeError, UnicodeDecodeError, msgspec.DecodeError)
@@ -53,10 +52,18 @@ class SharedValue:
         The store, looked up for each change: scripts destroy process groups and make new ones.
     patience_s
         So long a change may take.
+    key
+        Where it is in the store.
     """
 
-    def __init__(self, find: Callable[[], Store] = default_store, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(
+        self,
+        find: Callable[[], Store] = default_store,
+        patience_s: float = _PATIENCE_S,
+        key: str = "gpuslice/snapshots",
+    ) -> None:
         self._find = find
+        self._key = key
         self._patience_s = patience_s
         self._value = ""
         self._late: threading.Thread | None = None
@@ -78,7 +85,7 @@ class SharedValue:
         """
         if self._late is not None and self._late.is_alive():
             raise StoreUnavailableError("it has yet to answer an earlier question")
-        update = _Update(self._find(), self._value, change)
+        update = _Update(self._find(), self._key, self._value, change)
         thread = threading.Thread(target=update.run, name=f"{OWN_PREFIX}store", daemon=True)
         try:
             thread.start()
@@ -98,8 +105,9 @@ class SharedValue:
 class _Update:
     """One change of the value, by as many attempts as it takes."""
 
-    def __init__(self, store: Store, value: str, change: Callable[[str], str]) -> None:
+    def __init__(self, store: Store, key: str, value: str, change: Callable[[str], str]) -> None:
         self._store = store
+        self._key = key
         self._change = change
         self.value = value
         self.error: BaseException | None = None
@@ -115,7 +123,7 @@ class _Update:
     def _attempt(self) -> bool:
         """Whether the value was as expected, and is changed; else it is expected as it is now."""
         expected, desired = self.value, self._change(self.value)
-        answer = self._store.compare_set(_KEY, expected, desired).decode()
+        answer = self._store.compare_set(self._key, expected, desired).decode()
         # For a key that does not exist a store answers with what was expected, whatever that is.
         self.value = "" if answer == expected else answer
         return answer == desired

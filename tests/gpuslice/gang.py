@@ -151,18 +151,18 @@ def train(rank: int, directory: str, ranks: int, epochs: int, deadly_rank: str, 
     named = {f"{kind}_optimizer": optimizer for kind, optimizer in optimizers.items()}
     Path(directory, f"pid.{ranks}.{rank}").write_text(str(os.getpid()))
     job = gpuslice.attach(**trained, **named, batches=0)
-    Path(directory, f"began.{ranks}.{rank}").write_text(str(job.values["batches"]))
+    Path(directory, f"began.{ranks}.{rank}").write_text(str(job.state["batches"]))
     done = 0
     for epoch in job.epochs(epochs):
         sampler.set_epoch(epoch)
         for batch in job.batches(loader):
-            number = job.values["batches"]  # a restarted loop begins in the midst of an epoch
+            number = job.state["batches"]  # a restarted loop begins in the midst of an epoch
             time.sleep(random.Random(f"{rank} {number}").random() * MOST_DELAY_S)
             for kind, model in trained.items():
                 if train_step(kind, model, batch, number):
                     optimizers[kind].step()
                     optimizers[kind].zero_grad()
-            job.values["batches"] = number + 1
+            job.state["batches"] = number + 1
             done += 1
             slow = bool(SLOW_UNTIL) and not os.path.exists(SLOW_UNTIL)
             if done == deadly_step and deadly_rank in ("all", str(rank)):

@@ -129,7 +129,7 @@ def check_went_on_together(told: str, undisturbed: list[tuple[str, str, str]]) -
 def test_a_gang_whose_ranks_died_apart_goes_on_together(
     quick_workshop: Workshop, undisturbed: list[tuple[str, str, str]]
 ) -> None:
-    drill = ("--job", "gang", "--suspend-every", "3", *torchrun(quick_workshop))
+    drill = ("--job", "gang", "--continue-anyway", "--suspend-every", "3", *torchrun(quick_workshop))
     killed = quick_workshop.gpuslice_run(*drill, "5")
     assert "exitcode  : -9" in killed.stderr
     finished = quick_workshop.gpuslice_run(*drill, "0")
@@ -143,7 +143,7 @@ def test_so_it_does_from_checkpoints_whoever_starts_its_ranks(
     warm_workshop: Workshop, undisturbed: list[tuple[str, str, str]]
 ) -> None:
     warm_workshop.write("train.py", TRAIN)
-    drill = warm_workshop.command("--job", "gang", "--checkpoint-every", "3", "train.py")
+    drill = warm_workshop.command("--job", "gang", "--continue-anyway", "--checkpoint-every", "3", "train.py")
     survivor, killed = warm_workshop.start_ranks(2, [*drill, "5"])
     killed.communicate(timeout=PATIENCE_S)
     assert killed.returncode == -signal.SIGKILL

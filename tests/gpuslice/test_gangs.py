@@ -66,17 +66,27 @@ def test_a_gang_of_which_any_rank_was_killed_goes_on_bit_for_bit(
     quick_workshop: Workshop, undisturbed: dict[str, dict[str, str]]
 ) -> None:
     """From a checkpoint, and from what a suspend has left."""
-    dies = quick_workshop.directory / "dies"
+    dies, flags = quick_workshop.directory / "dies", ("--job", "gang", "--continue-anyway")
     with gang(quick_workshop, "first", ("1", "5"), dies) as first:
         has_checkpoint(quick_workshop)
         dies.touch()
         told = first.communicate(timeout=PATIENCE_S)[1]
     was_killed(quick_workshop, "first", 1, first.returncode, told)
-    killed = run(quick_workshop, "2", "second", "--job", "gang", "--suspend-every", "2", dies=("0", "6"))
+    killed = run(
+        quick_workshop,
+        "2",
+        "second",
+        "--job",
+        "gang",
+        "--continue-anyway",
+        "--suspend-every",
+        "2",
+        dies=("0", "6"),
+    )
     was_killed(quick_workshop, "second", 0, killed.returncode, killed.stderr)
     assert not digests(quick_workshop.directory / "first")
     assert not digests(quick_workshop.directory / "second")
-    finished = run(quick_workshop, "2", "third", "--job", "gang")
+    finished = run(quick_workshop, "2", "third", *flags)
     assert finished.returncode == 0, finished.stderr
     second, third = begins(quick_workshop, "second"), begins(quick_workshop, "third")
     assert 0 < second < third, "one of them has begun anew"
@@ -120,7 +130,8 @@ def gang(
     """Who is to die or leave does so when there is that file."""
     (workshop.directory / name).mkdir()
     words = (str(SCRIPT), str(workshop.directory / name), str(ranks), EPOCHS, *dies)
-    command = workshop.command("--job", "gang", "--checkpoint-every", "2", *flags, *words)
+    flags = ("--continue-anyway", "--checkpoint-every", "2", *flags)
+    command = workshop.command("--job", "gang", *flags, *words)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with workshop.start(command, {"GANG_SLOW_UNTIL": str(when)}, **pipes) as process:
         try:

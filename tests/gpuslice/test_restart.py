@@ -62,9 +62,9 @@ def main():
         model.eval()
         for x, y in job.batches(evaluation):
             log.append(model(x).sum().item())
-            job.values["best"] = min(job.values["best"], log[-1])
+            job.state["best"] = min(job.state["best"], log[-1])
     found = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters()))
-    found.update(repr((log, job.values["best"], random.random(), np.random.rand(), torch.rand(1))).encode())
+    found.update(repr((log, job.state["best"], random.random(), np.random.rand(), torch.rand(1))).encode())
     print("digest", found.hexdigest())
 
 if __name__ == "__main__":
@@ -104,8 +104,8 @@ def killed_again_and_again(workshop: Workshop, script: Path, workers: int, kills
     """Run until it ends by itself, killed after so many batches each time; the output of every life."""
     lives = []
     for batches in [*kills, 0]:
-        words = ("--job", "k", "--suspend-every", "3", str(script), str(workers), str(batches))
-        lives.append(workshop.gpuslice_run(*words))
+        words = ("--job", "k", "--continue-anyway", "--suspend-every", "3", str(script))
+        lives.append(workshop.gpuslice_run(*words, str(workers), str(batches)))
     assert [life.returncode for life in lives] == [-signal.SIGKILL] * len(kills) + [0], lives[-1].stderr
     return [life.stdout for life in lives]
 
@@ -124,16 +124,16 @@ def test_killed_at_random_boundaries_and_started_again(workshop: Workshop, worke
 
 
 NAMED = """
-import sys
+import os, sys
 import torch, gpuslice
-model = torch.nn.Linear(2, int(sys.argv[1]))
+model = torch.nn.Linear(2, int(os.environ["WIDTH"]))
 job = gpuslice.attach("by-script", model=model)
 for epoch in job.epochs(3):
     print("epoch", epoch)
     list(job.batches("ab"))
     with job.suspended():
         pass
-    if epoch == int(sys.argv[2]):
+    if epoch == int(os.environ["ENDS_AT"]):
         sys.exit(7)
 """
 
@@ -141,12 +141,15 @@ for epoch in job.epochs(3):
 def test_a_script_that_names_its_job_needs_no_launcher(workshop: Workshop) -> None:
     workshop.environ["GPUSLICE_RAMDISK_DIR"] = str(workshop.ramdisk)
     script = str(workshop.write("named.py", NAMED))
-    failing = workshop.python(script, "2", "1")
+    workshop.environ |= {"WIDTH": "2", "ENDS_AT": "1"}
+    failing = workshop.python(script)
     assert (failing.returncode, failing.stdout.split()) == (7, ["epoch", "0", "epoch", "1"])
-    other_shape = workshop.gpuslice_run(script, "3", "-1")
+    workshop.environ |= {"WIDTH": "3", "ENDS_AT": "-1"}
+    other_shape = workshop.gpuslice_run(script)
     assert other_shape.returncode == 4
     assert "gpuslice: model.weight is float32 (3, 2) here" in other_shape.stderr
-    going_on = workshop.python(script, "2", "-1")
+    workshop.environ["WIDTH"] = "2"
+    going_on = workshop.python(script)
     assert (going_on.returncode, going_on.stdout.split()) == (0, ["epoch", "2"]), going_on.stderr
     assert not list(workshop.ramdisk.glob("by-script.*"))
 
@@ -154,7 +157,8 @@ def test_a_script_that_names_its_job_needs_no_launcher(workshop: Workshop) -> No
 def test_a_ram_disk_that_cannot_be_used_ends_the_script_in_two_lines(workshop: Workshop) -> None:
     workshop.ramdisk.mkdir(mode=0o755)
     script = str(workshop.write("named.py", NAMED))
-    done = workshop.gpuslice_run(script, "2", "-1")
+    workshop.environ |= {"WIDTH": "2", "ENDS_AT": "-1"}
+    done = workshop.gpuslice_run(script)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.splitlines() == [
         f"gpuslice: {workshop.ramdisk} has mode 0755 instead of 0700 ({script}, line 5)",

@@ -60,11 +60,12 @@ def test_the_option_reaches_resumes(workshop: Workshop) -> None:
 def test_the_option_reaches_restarts(workshop: Workshop) -> None:
     left = workshop.gpuslice_run("--job", "k", "train.py", "leave")
     assert (left.returncode, left.stdout) == (7, "5000 of 5000\n"), left.stderr
-    refused = workshop.gpuslice_run("--job", "k", "train.py", "look")
+    look = ("--continue-anyway", "train.py", "look")
+    refused = workshop.gpuslice_run("--job", "k", *look)
     assert (refused.returncode, refused.stdout) == (4, "")
     # Which number it has is the collector's order, and that depends on the seed of `hash`.
     assert re.search(r"storage \d+ \(float32 \[5000\]\) is damaged", refused.stderr), refused.stderr
-    trusting = workshop.gpuslice_run("--job", "k", "--no-verify", "train.py", "look")
+    trusting = workshop.gpuslice_run("--job", "k", "--no-verify", *look)
     assert (trusting.returncode, trusting.stdout) == (0, "4999 of 5000\n"), trusting.stderr
 
 

@@ -61,7 +61,7 @@ def test_optimizer_and_schedule_are_the_same_bytes_after_each_change(warm_worksh
 def test_a_job_that_was_killed_goes_on_with_another_number_of_ranks(warm_workshop: Workshop) -> None:
     """Rank 0's checkpoint has the whole state."""
     path, words = warm_workshop.directory / "log", ["adam"]
-    options = ["--job", "sharded", "--checkpoint-every", "2", str(SCRIPT)]
+    options = ["--job", "sharded", "--continue-anyway", "--checkpoint-every", "2", str(SCRIPT)]
     first = warm_workshop.start_ranks(
         2, warm_workshop.command(*options, str(path), "2", "", "stop-at-7", *words)
     )

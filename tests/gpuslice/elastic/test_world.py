@@ -24,7 +24,8 @@ def start(workshop: Workshop, ranks: int, *words: str, run: bool = False) -> lis
     """The ranks as a launcher starts them."""
     command = [sys.executable, str(SCRIPT), *words]
     if run:
-        command = workshop.command("--job", "elastic", "--checkpoint-every", "2", str(SCRIPT), *words)
+        flags = ("--continue-anyway", "--checkpoint-every", "2")
+        command = workshop.command("--job", "elastic", *flags, str(SCRIPT), *words)
     return workshop.start_ranks(ranks, command)
 
 

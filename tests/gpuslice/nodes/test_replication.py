@@ -49,7 +49,7 @@ def test_a_job_whose_node_was_killed_goes_on_from_its_replica(
 ) -> None:
     script = str(warm_workshop.write("train.py", TRAIN))
     undisturbed = warm_workshop.python(script, "0", "0")
-    words = ("--job", "replicated", "--suspend-every", "3", script, "0")
+    words = ("--job", "replicated", "--continue-anyway", "--suspend-every", "3", script, "0")
     replication = Replication("replicated", rays.add("c"), rays.find("b"), every=2)
     assert on(rays, "c", warm_workshop, *words, "8").returncode == -9
     shipment = replication.step()

@@ -144,7 +144,7 @@ def test_a_training_killed_on_one_node_goes_on_on_the_other_bit_for_bit(
     script = str(warm_workshop.write("train.py", TRAIN))
     undisturbed = warm_workshop.python(script, "0", "0")
     assert undisturbed.returncode == 0, undisturbed.stderr
-    words = ("--job", "train", "--suspend-every", "3", script, "0")
+    words = ("--job", "train", "--continue-anyway", "--suspend-every", "3", script, "0")
     assert on(rays, "a", warm_workshop, *words, "8").returncode == -9
     done = command(rays, warm_workshop, "train", "--to", "b", "--json")
     assert done.returncode == 0, done.stderr
@@ -163,7 +163,7 @@ def test_a_gang_of_which_a_rank_was_killed_goes_on_on_the_other_node_bit_for_bit
     done = warm_workshop.python(str(SCRIPT), str(directory), "2", EPOCHS, *ALL_ALIVE)
     assert done.returncode == 0, done.stderr
     undisturbed = digests(directory)
-    named = ("--job", "gang", "--checkpoint-every", "2")
+    named = ("--job", "gang", "--continue-anyway", "--checkpoint-every", "2")
     warm_workshop.ramdisk = rays.ramdisk("a")
     killed = run(warm_workshop, "2", "first", *named, dies=("1", "5"))
     was_killed(warm_workshop, "first", 1, killed.returncode, killed.stderr)

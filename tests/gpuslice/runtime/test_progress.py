@@ -106,12 +106,12 @@ class Process:
         for batch in self.job.batches(self.evaluation):
             score = self.model(batch).sum().item()
             self.log.append(score)
-            self.job.values["best"] = min(self.job.values["best"], score)
+            self.job.state["best"] = min(self.job.state["best"], score)
 
     def digest(self) -> tuple[Any, ...]:
         weights = [parameter.tolist() for parameter in self.model.parameters()]
         draws = (float(torch.rand(())), random.random(), float(np.random.rand()))
-        return weights, self.log, self.job.values["best"], draws, self.optimizer.param_groups[0]["lr"]
+        return weights, self.log, self.job.state["best"], draws, self.optimizer.param_groups[0]["lr"]
 
 
 @pytest.fixture
@@ -228,14 +228,14 @@ def test_an_explicit_suspend_after_the_batches_ends_the_epoch(start: Callable[..
 
 def test_after_the_last_epoch_nothing_is_left(start: Callable[..., Process]) -> None:
     first, second = start(), start(seed=2)
-    first.job.values["best"] = 3.0
+    first.job.state["best"] = 3.0
     for _epoch in first.job.epochs(2):
         list(first.job.batches("ab"))
     first.suspend(explicit=True)
     assert first.path is not None
     second.job.restore(first.path)
     assert list(second.job.epochs(2)) == []
-    assert second.job.values["best"] == 3.0
+    assert second.job.state["best"] == 3.0
     assert list(second.job.epochs(1)) == [0]
 
 
@@ -286,7 +286,7 @@ def test_what_runs_on_the_way_is_undone(start: Callable[..., Process]) -> None:
     first, second = start(), start(seed=2)
     for _epoch in first.job.epochs(2):
         list(first.job.batches("ab"))
-        first.job.values["best"] -= 1
+        first.job.state["best"] -= 1
         for _ in first.job.batches("ab"):
             first.suspend(explicit=True)
             break
@@ -295,12 +295,12 @@ def test_what_runs_on_the_way_is_undone(start: Callable[..., Process]) -> None:
     second.job.restore(first.path)
     for _epoch in second.job.epochs(2):
         assert list(second.job.batches("ab")) == []
-        second.job.values["best"] -= 1
+        second.job.state["best"] -= 1
         assert not second.job.restartable(explicit=True)
         assert list(second.job.batches("ab")) == ["b"]
         assert second.job.restartable(explicit=True)
         break
-    assert second.job.values["best"] == 8.0
+    assert second.job.state["best"] == 8.0
 
 
 def test_nested_passes_and_plain_loops_are_not_restartable(start: Callable[..., Process]) -> None:

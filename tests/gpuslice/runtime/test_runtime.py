@@ -16,7 +16,7 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.config import Settings
 from gpuslice.errors import ConfigError, EnvironmentUnusableError, RamDiskFullError, UsageError
 from gpuslice.launch.rank_identity import RankIdentity
-from gpuslice.runtime import ending
+from gpuslice.runtime import ending, trainings
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.common_snapshots import Announcements, CommonSnapshots
 from gpuslice.runtime.runtime import Runtime
@@ -51,7 +51,7 @@ def settings(tmp_path: Path) -> Settings:
 def job(settings: Settings) -> Iterator[Runtime]:
     runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
     yield runtime
-    runtime.close()
+    trainings.close(runtime)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_rank_of_a_gang_that_failed_keeps_its_snapshots_but_no_thread(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = set(threading.enumerate())  # threads of other tests among them
-    monkeypatch.setattr("gpuslice.runtime.runtime.ended_well", lambda: False)
+    monkeypatch.setattr("gpuslice.runtime.trainings.ended_well", lambda: False)
     named = msgspec.structs.replace(settings, job="gang")
     job = Runtime(named, RankIdentity(0, 0, 2, 2), BoundaryCounter())
     job.attached = Script()
@@ -163,7 +163,7 @@ def test_a_rank_of_a_gang_that_failed_keeps_its_snapshots_but_no_thread(
     job.resume()
     assert job.slot_preparation is not None
     assert job.slot_preparation.warming is not None
-    job.close()
+    trainings.close(job)
     assert not [
         thread for thread in set(threading.enumerate()) - before if thread.name.startswith("gpuslice-")
     ]
@@ -200,8 +200,8 @@ def test_a_rank_of_a_gang_says_which_snapshots_it_has(
     job.suspend(explicit=True)
     assert said() == ((2, 4), None)
     job.resume()
-    monkeypatch.setattr("gpuslice.runtime.runtime.ended_well", lambda: True)
-    job.close()
+    monkeypatch.setattr("gpuslice.runtime.trainings.ended_well", lambda: True)
+    trainings.close(job)
     assert said() == ((2, 4), None), "the store may have gone before"
 
 
@@ -214,7 +214,7 @@ def test_it_listens_once_at_a_boundary_whatever_it_has_begun(settings: Settings)
     assert len(asked) == 1
     asked[0](3)
     assert len(asked) == 2, "it has yet to publish its own"
-    job.close()
+    trainings.close(job)
 
 
 def test_it_listens_until_the_others_have_what_it_has(settings: Settings) -> None:
@@ -242,7 +242,7 @@ def test_it_listens_until_the_others_have_what_it_has(settings: Settings) -> Non
         first.boundaries.mark()
     assert len(asked) == 3
     for one in ranks:
-        one.close()
+        trainings.close(one)
 
 
 def test_a_boundary_at_which_it_cannot_be_suspended_is_no_reason_to_prepare_never(job: Runtime) -> None:
@@ -292,13 +292,13 @@ def test_no_parking_within_a_function_transform(job: Runtime) -> None:
 
 def test_the_launcher_s_name_for_the_job_wins(settings: Settings) -> None:
     named = Runtime(Settings(job="from-launcher"), RankIdentity(), BoundaryCounter())
-    named.name_job("from-script")
+    trainings.name_job(named, "from-script")
     assert named.settings.job == "from-launcher"
     nameless = Runtime(Settings(), RankIdentity(), BoundaryCounter())
-    nameless.name_job("from-script")
+    trainings.name_job(nameless, "from-script")
     assert (nameless.settings.job, nameless.report.job) == ("from-script", "from-script")
     with pytest.raises(UsageError, match="job name"):
-        Runtime(Settings(), RankIdentity(), BoundaryCounter()).name_job("no/name")
+        trainings.name_job(Runtime(Settings(), RankIdentity(), BoundaryCounter()), "no/name")
 
 
 @pytest.mark.parametrize("explicit", [True, False])
@@ -328,13 +328,13 @@ def test_what_stays_in_the_ram_disk(
     """Of a named job that ended badly, or of a nameless one whose script has the path."""
     job = Runtime(settings, RankIdentity(), BoundaryCounter())
     if name:
-        job.name_job(name)
-    job.attached = Script()
+        trainings.name_job(job, name)
+    job.attached, job.attachments = Script(), 1
     job.suspend(explicit=True)
     job.resume()
     job.store.handed_out = handed_out
     monkeypatch.setattr(ending, "_exit_status", 0 if well else 1)
     monkeypatch.delattr("sys.last_value", raising=False)
-    job.close()
+    trainings.close(job)
     stores = RamDisk(Path(settings.ramdisk_dir)).listing()
     assert [store.restartable for store in stores] == ([True] if kept else [])

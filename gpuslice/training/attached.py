@@ -39,3 +39,7 @@ class Attached(Protocol):
     def restartable_later(self) -> bool:
         """Whether it will be, at a later boundary, as far as can be told."""
         ...
+
+    def end(self, cause: str) -> None:
+        """End the attachment: the job's loops raise an error that names the cause."""
+        ...

@@ -1,0 +1,236 @@
+"""The trainings of one process, one after the other: begun, replaced or finished, each with its snapshots."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.errors import GpusliceError
+from gpuslice.launch.command import LAUNCH, begun_anew
+from gpuslice.launch.job_names import expand
+from gpuslice.runtime.common_snapshots import CommonSnapshots, agree, newest_common
+from gpuslice.runtime.ending import ended_well, say, undisturbed, whole_or_ended
+from gpuslice.runtime.runtime import Runtime
+from gpuslice.runtime.shared_value import SharedValue
+from gpuslice.training.identity import UNKNOWN, Claim, Training, origin
+from gpuslice.types import job_id
+
+
+def note_start(process: Runtime) -> None:
+    """Leave a trace of a named job's process until it attaches something, and explain a former one's.
+
+    Under a scheduler all jobs have names. There a name is no promise that a job goes on.
+    """
+    job, rank = process.launched_job, process.identity.rank
+    if not job or process.settings.socket:
+        return
+    with suppress(GpusliceError, OSError):  # without room it matters only to whoever has something to save
+        former_s = process.ramdisk.traces.leave(process.ramdisk.home(job, rank), _launch())
+        if former_s is not None and not process.ramdisk.boundaries(job, rank):
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(former_s))
+            tell(process, f"job {job} begins anew: its run of {when} attached nothing (see gpuslice.attach)")
+
+
+def _note_end(process: Runtime, *, well: bool) -> None:
+    """Remove the trace of a process that has attached nothing and ends well, or leave it again."""
+    job, rank = process.launched_job, process.identity.rank
+    if job and not process.settings.socket and not process.attachments:
+        with suppress(GpusliceError, OSError):
+            home = process.ramdisk.home(job, rank)
+            if well:
+                process.ramdisk.traces.remove(home)
+            else:
+                process.ramdisk.traces.leave(home, _launch())
+
+
+def go_on(process: Runtime, training: Training, load: Callable[[SnapshotFile], None]) -> None:
+    """Have a named job go on from its newest snapshot that is of this training, if there is one.
+
+    Parameters
+    ----------
+    training
+        The one that is being attached.
+    load
+        Goes on from a snapshot.
+    """
+    process.ramdisk.traces.remove(process.ramdisk.home(process.settings.job, process.identity.rank))
+    snapshots = own_snapshots(process, training)
+    agreed = agree(snapshots, process.identity.world_size)
+    boundary = newest_common(agreed)
+    chosen = None if boundary is None else snapshots.pop(boundary)
+    _close(snapshots)
+    if len(agreed) > 1:
+        value = SharedValue(key=f"gpuslice/snapshots/{training.attach}")
+        process.common_snapshots = CommonSnapshots(
+            process.store, process.identity.rank, agreed, process.boundaries.call_at_next, value
+        )
+    process.store.forget_after(-1 if chosen is None else chosen.boundary)
+    if chosen is not None:
+        whence = origin(chosen)
+        load(chosen)
+        tell(process, f"job {process.settings.job} goes on from {whence}")
+
+
+def own_snapshots(process: Runtime, training: Training) -> dict[int, SnapshotFile]:
+    """Return the snapshots that a training goes on from, opened, by boundary.
+
+    Those of other trainings of its command are set aside, and its own brought back that were.
+
+    Raises
+    ------
+    RefusedSnapshotError
+        If the user has to say whether the job's snapshots are its own; nothing has changed.
+    SnapshotError
+        If all that there are is damaged.
+    """
+    job, rank, aside = process.settings.job, process.identity.rank, process.ramdisk.aside
+    if process.settings.fresh and training.attach == 1:
+        process.close_store(keep=False)
+        removed = aside.forget(job, rank)
+        tell(process, begun_anew(job, removed))
+    snapshots = process.store.restartable()
+    newest = snapshots[max(snapshots)] if snapshots else None
+    try:
+        own = newest is not None and training.claim(Training.of(newest), process.settings) is Claim.OWN
+    except BaseException:
+        _close(snapshots)
+        raise
+    if own or (newest is None and not aside.has(job, rank, training.key)):
+        return snapshots
+    if newest is not None:
+        former = Training.of(newest)
+        tell(process, f"job {job} keeps the snapshot of {origin(newest)}: another training's, not this one's")
+        _close(snapshots)
+        process.abandon_store()
+        aside.put(job, rank, UNKNOWN if former is None else former.key)
+    else:
+        process.close_store(keep=False)
+    if aside.has(job, rank, training.key):
+        aside.take(job, rank, training.key)
+    return process.store.restartable()
+
+
+def replace(process: Runtime) -> None:
+    """End the attached training, if there is one, because the script attaches another."""
+    if process.attached is not None:
+        number = process.attachments
+        tell(process, f"attached again: training {number} of this process ends, and {number + 1} begins")
+        end(process, "another gpuslice.attach has replaced its job")
+
+
+def end(process: Runtime, cause: str) -> None:
+    """End the attached training: its state is on its device, its loops raise, its snapshots go.
+
+    Parameters
+    ----------
+    process
+        That has one.
+    cause
+        Why, as its loops say when they go on.
+    """
+    attached = process.attached
+    assert attached is not None
+    if process.suspended:
+        with undisturbed(), whole_or_ended(lambda: process.whole):
+            process.resume()
+    attached.end(cause)
+    process.attached = None
+    drop_snapshots(process)
+    process.common_snapshots = None
+
+
+def finish(process: Runtime) -> None:
+    """Note that the attached training has ended: no other one is to begin where it was.
+
+    While the script may have the path of a snapshot, that stays.
+    """
+    if not (process.has_store and process.store.handed_out):
+        drop_snapshots(process)
+
+
+def name_job(process: Runtime, given: str | None) -> None:
+    """Give the job the launcher's name, else this one. None leaves it without a name.
+
+    Raises
+    ------
+    UsageError
+        If that is no name.
+    """
+    name = expand(process.launched_job or given or "", process.arguments[1:])
+    if name and name != process.settings.job:
+        job_id(name)
+    if name != process.settings.job:
+        process.close_store(keep=process.has_store and not process.settings.job and process.store.handed_out)
+        process.settings = msgspec.structs.replace(process.settings, job=name)
+        process.report.job = name
+
+
+def drop_snapshots(process: Runtime) -> None:
+    """Forget the snapshots of a named job whose training has ended: nobody is to go on from them.
+
+    A job without a name keeps the one that its script may have the path of.
+    """
+    process.checkpoints.settle(keep=False)
+    if process.settings.job and process.has_store:
+        if process.common_snapshots is not None:
+            process.common_snapshots.withdraw()
+        process.store.forget_after(-1)
+
+
+def close(process: Runtime) -> None:
+    """Let go of the RAM disk, as the process ends.
+
+    The snapshots of a named job stay there if its script did not end well, ended while suspended, or
+    attached nothing. Of a job without a name the newest one stays if the script asked for it: somebody may
+    have its path.
+    """
+    well = ended_well()
+    if process.has_store:
+        _close_store(process, process.store, well=well)
+    _note_end(process, well=well)
+
+
+def _close_store(process: Runtime, store: JobStore, *, well: bool) -> None:
+    store.finished = None  # the other ranks, too, come to their end
+    process.checkpoints.settle(keep=not well)
+    if not process.settings.job:
+        store.close(keep=store.handed_out)
+        return
+    if not process.attachments:
+        store.close(keep=True)  # of another script
+        return
+    keep = not well or (store.handed_out and process.suspended)
+    if keep and process.identity.world_size > 1:
+        # Another rank may have died before its newest snapshot: as after a kill, both of ours stay.
+        store.abandon()
+        return
+    store.close(keep=keep)
+    if not keep and _is_command(process):
+        process.ramdisk.aside.remove(process.settings.job, process.identity.rank)
+
+
+def _is_command(process: Runtime) -> bool:
+    """Return True if the job ends with this process: it is all of the command."""
+    return not process.settings.socket and _launch() == str(os.getpid())
+
+
+def _launch() -> str:
+    """Return the number of the process that the job's command began as."""
+    return os.environ.get(LAUNCH, str(os.getpid()))
+
+
+def tell(process: Runtime, line: str) -> None:
+    """Say something that is the same for all ranks of a job, once."""
+    if process.identity.rank == 0:
+        say(line)
+
+
+def _close(snapshots: dict[int, SnapshotFile]) -> None:
+    for snapshot in snapshots.values():
+        snapshot.close()
