@@ -60,6 +60,8 @@ def open_checked(path: Path, flags: int = os.O_RDONLY) -> int:
 
 #: What chooses the RAM disk's directory: every command reads the variable, not all have the option.
 RAMDISK_DIR_OPTION = "GPUSLICE_RAMDISK_DIR (or `gpuslice run --ramdisk-dir`)"
+#: Where the RAM disk is unless somebody chooses, and where loader workers hand over their batches.
+_SHM = Path("/dev/shm")
 _REMEDY = "give a regular file that you own and that nobody else may write"
 
 
@@ -113,9 +115,30 @@ def writing(directory: Path, option: str, full: Callable[[], RamDiskFullError]) 
 
 
 def _no_room(path: Path) -> RamDiskFullError:
-    return RamDiskFullError(
-        f"there is no room to make {path}", "run `gpuslice ramdisk gc`, or free some memory"
+    return RamDiskFullError(f"there is no room to make {path}", more_room(path.parent))
+
+
+def more_room(directory: Path) -> str:
+    """Return how the file system of a directory gets more room, or how not to need it."""
+    gc = "`gpuslice ramdisk gc` removes what dead jobs have left"
+    if not is_in_shared_memory(directory):
+        return f"make room there, or choose another directory: {RAMDISK_DIR_OPTION}; {gc}"
+    return (
+        f"give {_SHM} more room (a container has 64.00 MiB unless it is started with --shm-size=8g, and "
+        f"loader workers need some of it), or choose another directory: {RAMDISK_DIR_OPTION}; {gc}"
     )
+
+
+def is_in_shared_memory(directory: Path) -> bool:
+    """Return True if the directory, or what is left of its path, is on the file system of /dev/shm."""
+    there = next((one for one in (directory, *directory.parents) if one.exists()), directory)
+    return _SHM.exists() and there.stat().st_dev == _SHM.stat().st_dev
+
+
+def shared_memory_bytes() -> int:
+    """Return how much /dev/shm can hold."""
+    status = os.statvfs(_SHM)
+    return status.f_blocks * status.f_frsize
 
 
 def read_at(descriptor: int, length: int, position: int) -> bytes:

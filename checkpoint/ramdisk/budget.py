@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gpuslice.checkpoint.files import RAMDISK_DIR_OPTION, writing
+from gpuslice.checkpoint.files import RAMDISK_DIR_OPTION, more_room, writing
 from gpuslice.checkpoint.locks import FileLock
 from gpuslice.config import format_size
 from gpuslice.errors import RamDiskFullError
@@ -67,6 +67,8 @@ class Budget:
         #: and by what `extend` was given as ``own``.
         self.relief: Callable[[Callable[[Path], bool], Own], Iterator[None]] | None = None
         status = os.statvfs(root)
+        #: Whether the limit is half of the file system, as nobody has given one.
+        self._halves = limit_bytes is None
         self.limit_bytes = status.f_blocks * status.f_frsize // 2 if limit_bytes is None else limit_bytes
 
     def lock(self) -> FileLock:
@@ -167,7 +169,21 @@ class Budget:
         return RamDiskFullError(
             f"the RAM disk {self.root} is full: {format_size(growth)} more would be needed,"
             f" {used} of {format_size(self.limit_bytes)} are used and {free} of memory are free",
-            "raise --ramdisk-limit, or run `gpuslice ramdisk gc`",
+            self._remedy(growth),
+        )
+
+    def _remedy(self, growth: int) -> str:
+        """Return what to do about the one of limit, file system and memory that has no room."""
+        status = os.statvfs(self.root)
+        if growth > status.f_bavail * status.f_frsize:
+            return more_room(self.root)
+        if growth > available_bytes():
+            return f"free some memory, or choose a directory on a disk: {RAMDISK_DIR_OPTION}"
+        if self._halves and self.used_bytes() + growth > 2 * self.limit_bytes:  # no limit would do
+            return more_room(self.root)
+        return (
+            "raise --ramdisk-limit (GPUSLICE_RAMDISK_LIMIT; half of the file system if it is not given), "
+            "or run `gpuslice ramdisk gc`"
         )
 
     def _tenant_full(self, growth: int) -> RamDiskFullError:

@@ -149,9 +149,11 @@ def command(
             policy, settings or [], quantum_s, pack=pack, defragment=defragment, placement=placement
         )
         names = scheduler_setup.parse_devices(devices)
+        warnings: list[str] = []
         if any(name.kind != "null" for name in names):
-            store_directory(config.load().ramdisk_directory)
-        oversubscription_warning = scheduler_setup.oversubscription_warning(names)
+            store_directory(ramdisk := config.load().ramdisk_directory)
+            warnings.append(scheduler_setup.small_ramdisk_warning(ramdisk))
+        warnings.append(scheduler_setup.oversubscription_warning(names))
         memory_bytes = scheduler_setup.device_memory(names)
         others = None
         if ray is None and replicate_every:
@@ -184,8 +186,8 @@ def command(
                 print(f"scheduling {', '.join(map(str, setup.devices))} in {directory}", flush=True)
                 if tcp is not None:
                     print(f"listening at {client_socket.endpoints[-1]}", flush=True)
-            if oversubscription_warning:
-                starter.tell(oversubscription_warning)
+            for warning in filter(None, warnings):
+                starter.tell(warning)
             starter.ready()
 
         daemon.serve(

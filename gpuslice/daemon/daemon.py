@@ -12,6 +12,7 @@ from pathlib import Path
 from gpuslice.clock import ContinuedClock
 from gpuslice.config import load
 from gpuslice.daemon import device_locks, event_log
+from gpuslice.daemon.directory_watch import DirectoryWatch
 from gpuslice.daemon.journal_recovery import continued, open_journal
 from gpuslice.daemon.observer import EventObserver
 from gpuslice.daemon.other_nodes import OtherNodes
@@ -119,9 +120,11 @@ def serve(
         if others is not None:
             others.begin(warn)
             listeners.replicas = _replicas(scheduler, others, remote)
+        _collect_ramdisk(setup)
         ready(socket)
         _defer_garbage_collection()
-        scheduler.run(lambda: socket.shut_down or bool(stopped))
+        with _directory_watch(directory, scheduler) as watch:
+            scheduler.run(lambda: socket.shut_down or bool(stopped or watch.problem))
         if socket.shut_down:
             _discard_snapshots(directory)
             if others is not None and remote is not None:
@@ -129,6 +132,29 @@ def serve(
                 remote.dismiss()
         socket.close()
         event_log.tell("ended", "the scheduler leaves", details={"dismissed": socket.shut_down})
+
+
+@contextmanager
+def _directory_watch(directory: Path, scheduler: Scheduler) -> Iterator[DirectoryWatch]:
+    """Watch the directory while the scheduler serves. If it is lost, end the scheduler with an error.
+
+    The jobs stay if the journal does: another scheduler can take them over. Otherwise they are ended.
+    """
+    with DirectoryWatch(directory) as watch:
+        if watch.descriptor >= 0:
+            scheduler.register(watch.descriptor, watch.look)
+        try:
+            yield watch
+        finally:
+            if not watch.journal_is_left:
+                scheduler.end_jobs_when_closed()
+        if watch.problem:
+            left = "they go on" if watch.journal_is_left else "they are ended, too"
+            lost = f"the scheduler ends: its directory {directory} {watch.problem}; of its jobs: {left}"
+            event_log.tell("message", lost)
+            raise EnvironmentUnusableError(
+                lost, "`gpuslice up` starts another; use `gpuslice down` before a directory is removed"
+            )
 
 
 class _Listeners:
@@ -253,6 +279,22 @@ def _affordable(device_count: int, present: int | None) -> int:
     if present is not None and found > present:
         found = max(present, min(device_count, (available - _WAITING_BYTES // 2) // _WAITING_BYTES))
     return max(0, found)
+
+
+def _collect_ramdisk(setup: Setup) -> None:
+    """Remove what dead processes have left in the RAM disk, as ``gpuslice ramdisk gc`` does."""
+    if all(device.kind == "null" for device in setup.devices):
+        return
+    from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk  # late, as below
+
+    try:
+        removed = RamDisk.from_settings(load(spill_dir=setup.spill_dir or None)).collect()
+    except GpusliceError as error:
+        event_log.tell("message", f"what dead processes left stays in the RAM disk: {error}")
+        return
+    if removed:
+        names = ", ".join(sorted(Path(one.directory).name for one in removed))
+        event_log.tell("message", f"removed from the RAM disk, as nobody can go on from them: {names}")
 
 
 def _discard_snapshots(directory: Path) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
-from gpuslice.config import Settings, parse_size, variable
+from gpuslice.checkpoint.files import more_room
+from gpuslice.config import Settings, format_size, parse_size, variable
 from gpuslice.daemon.interference_profiles import PairPrior, by_scripts
 from gpuslice.errors import ConfigError, EnvironmentUnusableError, UsageError
 from gpuslice.launch import command
@@ -38,6 +39,8 @@ _FIRST_CORE_VERSION = 1
 #: More devices than there can be; `isdigit` would take digits that `int` does not.
 _QUOTA = re.compile(r"[0-9]{1,9}")
 _SHORTEST_LEASE_S = 1e-3
+#: A file system with less has hardly room for snapshots.
+_SMALL_BYTES = 1 << 30
 #: What ``--quantum`` is called in policies.
 _QUANTA = ("quantum_s", "first_slice_s")
 #: Policies that must know how long jobs run, for which what jobs tell and do is enough.
@@ -217,6 +220,15 @@ def oversubscription_warning(devices: Sequence[DeviceName], cores: int | None = 
         return ""
     shared = f"{slots} slots share {cores} core{'s' if cores > 1 else ''}"
     return f"{shared}: jobs that run at the same time slow each other down"
+
+
+def small_ramdisk_warning(ramdisk: Path) -> str:
+    """Return what to say if the RAM disk's file system is too small for most jobs, or nothing."""
+    status = os.statvfs(ramdisk)
+    total_bytes = status.f_blocks * status.f_frsize
+    if total_bytes >= _SMALL_BYTES:
+        return ""
+    return f"the RAM disk {ramdisk} is on a file system of {format_size(total_bytes)}: {more_room(ramdisk)}"
 
 
 def _slots(devices: Sequence[DeviceName]) -> int:

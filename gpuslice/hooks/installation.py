@@ -18,6 +18,7 @@ from gpuslice.hooks import elastic_jobs, late_imports, process_groups, profiling
 from gpuslice.hooks.hooks import count_boundaries
 from gpuslice.hooks.single_rank_groups import watch_for_training
 from gpuslice.launch.rank_identity import ARMED, RankIdentity
+from gpuslice.limits import shared_memory
 from gpuslice.runtime import foreign_processes, trainings, uncaught
 from gpuslice.runtime.boundaries import NEVER, BoundaryCounter, Controller
 from gpuslice.runtime.current import own, renew, runtime
@@ -144,7 +145,12 @@ def take_over(boundary: int) -> Sequence[int]:
 
 
 def _explain_errors() -> None:
-    uncaught.install(lambda error: runtime().memory_limit.explain(error))
+    def explain(error: BaseException) -> str:
+        job = runtime()
+        directory = job.settings.ramdisk_directory
+        return job.memory_limit.explain(error) or shared_memory.explain(error, directory)
+
+    uncaught.install(explain)
 
 
 def _joined(rank: int, world_size: int) -> None:

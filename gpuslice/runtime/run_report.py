@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from gpuslice.checkpoint.switch.record import SwitchRecord
+from gpuslice.config import format_size
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.files import replace_file
 from gpuslice.runtime.ending import say
@@ -120,10 +121,10 @@ class Report:
         switches = int(totals["switches"])
         if not switches:
             return f"no switch at {boundaries} boundaries, {steps} optimizer steps"
-        mean_mb = totals["bytes_copied"] / switches / 1e6
+        copied = format_size(int(totals["bytes_copied"] / switches))
         mean_ms = totals["blackout_mean_s"] * 1e3
         return (
-            f"{switches} switch{'' if switches == 1 else 'es'} at {boundaries} boundaries, {mean_mb:.1f} MB "
+            f"{switches} switch{'' if switches == 1 else 'es'} at {boundaries} boundaries, {copied} "
             f"copied and {mean_ms:.1f} ms of blackout each on average"
         )
 

@@ -195,6 +195,10 @@ class Scheduler:
     ) -> None:
         self.close()
 
+    def end_jobs_when_closed(self) -> None:
+        """Leave no job behind after all: nobody could take the jobs over."""
+        self._keep_jobs = False
+
     def close(self) -> None:
         """End every process of every job, unless they are kept, and give the socket back; also twice."""
         if self.context.closed:

@@ -20,9 +20,11 @@ from gpuslice.checkpoint.format.layout import Layout, StorageSpec, TensorSpec
 from gpuslice.checkpoint.ramdisk.budget import Tenant
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
+from gpuslice.daemon import event_log
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
 from ..patience import PATIENCE_S
+from .conftest import Shell
 
 STORE_KEYS = [
     "job",
@@ -324,3 +326,19 @@ def test_a_terminal_gets_a_table(
     shown = capsys.readouterr().out
     assert "night" in shown
     assert "━" in shown or "─" in shown
+
+
+def test_a_scheduler_removes_what_dead_processes_left_in_the_ramdisk(
+    shell: Shell, shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUSLICE_RAMDISK_DIR", str(shm / "ram"))
+    imports = (
+        "import os; from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk; from gpuslice.config import load"
+    )
+    leave = f"{imports}; store = RamDisk.from_settings(load()).open_store(None); os._exit(0)"
+    subprocess.run([sys.executable, "-c", leave], check=True)
+    assert "dead" in shell("ramdisk", "ls")
+    shell("up", "--devices", "cpu:1")
+    assert "dead" not in shell("ramdisk", "ls")
+    assert "removed from the RAM disk" in (shell.directory / event_log.FILE).read_text()
+    shell("down")

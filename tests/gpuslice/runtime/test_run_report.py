@@ -95,7 +95,7 @@ def test_the_summary_is_one_line() -> None:
     assert report.summary(boundaries=7, steps=7) == "no switch at 7 boundaries, 7 optimizer steps"
     report.add(record())
     line = report.summary(boundaries=7, steps=7)
-    assert line == "1 switch at 7 boundaries, 1.0 MB copied and 3.0 ms of blackout each on average"
+    assert line == "1 switch at 7 boundaries, 976.56 KiB copied and 3.0 ms of blackout each on average"
 
 
 def test_a_file_that_another_process_writes_now_is_left_to_it(tmp_path: Path) -> None:
