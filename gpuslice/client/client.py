@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -161,6 +160,7 @@ class Client:
         """
         # Late: only this verb needs to know how jobs are started.
         from gpuslice.launch.command import command_line, environment
+        from gpuslice.launch.command_stem import stem
         from gpuslice.launch.rank_start import as_ranks, is_told_ranks, with_ranks
 
         argv = command_line(words)
@@ -179,7 +179,7 @@ class Client:
             checkpoint_every=checkpoint_every,
         )
         request = verbs.Submit(
-            name=name or _stem(words),
+            name=name or stem(words),
             numbered=name is None,
             argv=tuple(argv),
             directory=os.path.normpath(os.path.join(working_directory(), directory or "")),
@@ -340,10 +340,3 @@ def _check_utf8(argv: Sequence[str], environ: Mapping[str, str]) -> None:
         if not is_word(value):
             remedy = f"unset it, or set another value: --env {name}=VALUE"
             raise UsageError(f"the variable {name} is {value!r}, which is not UTF-8 text", remedy)
-
-
-def _stem(words: Sequence[str]) -> str:
-    """A name for the job: that of its script, module or command."""
-    first = words[1] if words[0] in ("-m", "--") else words[0]
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(first).stem).lstrip("_.-")[:50]
-    return stem or "job"

@@ -38,7 +38,7 @@ def trains(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
     """Whether this process, with this environment and command line, is one that trains."""
     if "GPUSLICE_LAUNCH" not in environ:
         return False
-    flag, program = _program(argv)
+    flag, program = program_of(argv)
     if _compiles(flag, program) or (flag == "c" and program.startswith(CHILD)):
         return False
     if ARMED in environ:
@@ -49,13 +49,13 @@ def trains(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
 
 def may_join(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
     """Whether this process, if it does not train by itself, may yet become a rank of the job."""
-    flag, program = _program(argv)
+    flag, program = program_of(argv)
     if "GPUSLICE_LAUNCH" not in environ or _launches(flag, program) or _compiles(flag, program):
         return False
     return not (flag == "c" and program.startswith(RESOURCE_TRACKER))
 
 
-def _program(argv: Sequence[str]) -> tuple[str, str]:
+def program_of(argv: Sequence[str]) -> tuple[str, str]:
     """What the interpreter executes: "c" and code, "m" and a module, or an empty string and a script."""
     words = iter(argv[1:])
     for word in words:
