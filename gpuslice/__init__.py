@@ -13,6 +13,7 @@ from gpuslice.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gpuslice.client.client import Client as Client
+    from gpuslice.errors import TensorParkedError as TensorParkedError
     from gpuslice.runtime.boundaries import boundary as boundary
     from gpuslice.runtime.job import Job as Job
     from gpuslice.runtime.job import attach as attach
@@ -28,6 +29,7 @@ _HOME = {
     "boundary": "gpuslice.runtime.boundaries",
     "Client": "gpuslice.client.client",
     "report": "gpuslice.runtime.logged_losses",
+    "TensorParkedError": "gpuslice.errors",
 }
 
 __all__ = ["Client", "Job", "Snapshot", "__version__", "attach", "boundary", "report", "restore"]

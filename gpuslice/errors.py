@@ -99,6 +99,13 @@ class SuspendedStateError(UsageError):
     """A suspended job was asked to suspend, or a running one to resume."""
 
 
+class TensorParkedError(UsageError, RuntimeError):
+    """A tensor of a suspended job was touched: its memory is away until the job is resumed.
+
+    Also a ``RuntimeError``, because that is what torch raises where gpuslice cannot say more.
+    """
+
+
 class SnapshotError(GpusliceError):
     """Base of what can be wrong with a snapshot file; never raised itself."""
 

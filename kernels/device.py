@@ -60,7 +60,8 @@ class Device(ABC):
 
     ``holds`` decides, ``copy_out`` saves, ``free`` and ``discard`` empty; ``reserve`` and ``copy_in``
     bring back. Storages are raw bytes here: shapes, views and dtypes are the business of the tensors
-    over them, which stay valid all the time. Between ``free`` and ``copy_in`` nobody may touch them.
+    over them, which stay valid all the time. Between ``free`` and ``copy_in`` nobody may touch them
+    (``storage_access`` has torch raise then).
 
     Attributes
     ----------
@@ -107,15 +108,17 @@ class Device(ABC):
         return {}
 
     @abstractmethod
-    def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
+    def holds(
+        self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], exposed: Set[int] = frozenset()
+    ) -> list[Hold]:
         """Decide for each owned storage how it will be emptied. Touches nothing.
 
         Parameters
         ----------
         fixed
             ``_cdata`` of storages whose address somebody may know, so that it must not change.
-        alone
-            Whether no other thread could read the memory behind torch's back (a NumPy array, say).
+        exposed
+            ``_cdata`` of storages whose memory other code could read behind torch's back meanwhile.
         """
 
     @abstractmethod

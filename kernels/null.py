@@ -26,7 +26,9 @@ class NullDevice(CpuDevice):
     def memory(self) -> DeviceMemory:
         return DeviceMemory(80 << 30, 0, None, 0)
 
-    def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
+    def holds(
+        self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], exposed: Set[int] = frozenset()
+    ) -> list[Hold]:
         return [Hold(Way.FREED)] * len(storages)
 
     def copy_out(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain, compress
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import Device
@@ -43,6 +44,9 @@ class LiveStorage:
         over it (a pending autograd graph, DDP, a DLPack capsule), or other memory overlaps it.
     foreign
         Whether an array of another library (CuPy, Numba, JAX) lies over it.
+    exposed
+        Whether code that runs while the job is suspended could read its memory behind torch's back. Only told
+        if there is such code.
     """
 
     storage: torch.UntypedStorage
@@ -52,10 +56,16 @@ class LiveStorage:
     label: str
     fixed: bool = False
     foreign: bool = False
+    exposed: bool = False
 
 
-def sweep(device: Device) -> list[LiveStorage]:
+def sweep(device: Device, *, alone: bool = True) -> list[LiveStorage]:
     """All live storages of ``device`` with at least one byte.
+
+    Parameters
+    ----------
+    alone
+        Whether nothing runs in this process while the job is suspended.
 
     Raises
     ------
@@ -67,14 +77,16 @@ def sweep(device: Device) -> list[LiveStorage]:
     tensors, storages, *others = heap.look(torch.Tensor, torch.UntypedStorage, *libraries, *device.obstacles)
     _refuse_obstacles(others[len(libraries) :], device)
     found = _storages(tensors, storages, device)
+    if not alone:
+        _mark_exposed(found, tensors)
     _mark_foreign(found, foreign_arrays.ranges(chain.from_iterable(others[: len(libraries)])))
     return found
 
 
-def check_alone(device: Device) -> None:
-    """For a route that does not sweep: refuse memory on further devices, as `sweep` does."""
+def sweep_any(device: Device) -> list[LiveStorage]:
+    """`sweep`, for a route that takes memory as it is: only memory on further devices is refused."""
     tensors, storages = heap.look(torch.Tensor, torch.UntypedStorage)
-    _storages(tensors, storages, device)
+    return _storages(tensors, storages, device)
 
 
 def _storages(
@@ -124,6 +136,28 @@ def _fix_overlapping(found: Sequence[LiveStorage]) -> None:
     shared = Counter(starts)
     for one, start in zip(found, starts, strict=True):
         one.fixed = one.fixed or shared[start] > 1
+
+
+def _mark_exposed(found: Sequence[LiveStorage], tensors: Sequence[torch.Tensor]) -> None:
+    """Those that NumPy has made, or was shown, and those that C++ holds for an unknown reason, DLPack say.
+
+    A node that collects a leaf's gradient is a known one: it does not read the leaf. A dead graph keeps such
+    nodes. They are made here where there are none, so that the count of references is exact.
+    """
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        live = with_gradients(list(tensors))
+        held = held_by_others(live)
+        nodes = [
+            get_gradient_edge(tensor).node
+            for tensor in live
+            if id(tensor) in held and tensor.is_leaf and tensor.requires_grad
+        ]
+        unknown = held_by_others(live, gradient_nodes=True)
+        parts = [part for tensor in live if id(tensor) in unknown for part in strided_parts(tensor)]
+        keys = {part.untyped_storage()._cdata for part in parts}
+        del nodes
+    for one in found:
+        one.exposed = one.key in keys or not one.storage.resizable()
 
 
 def _mark_foreign(found: Sequence[LiveStorage], arrays: Sequence[tuple[int, int]]) -> None:

@@ -66,7 +66,7 @@ class BackgroundSnapshot:
         copy_at_once: Collection[str] = (),
     ) -> None:
         state = describe(named)
-        plan = plan_capture(device, (), state.tensors, alone=True)
+        plan = plan_capture(device, (), state.tensors)
         self._tree = state.tree
         self._tensors = plan.tensors
         self.boundary = boundary

@@ -10,6 +10,7 @@ from typing import cast
 import msgspec
 import torch
 
+from gpuslice.checkpoint.discover.storages import LiveStorage
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec
 from gpuslice.checkpoint.named.snapshot_tensors import NumberedStorages, tensor_spec
 from gpuslice.errors import SuspendRefusedError
@@ -41,12 +42,12 @@ class BlockPlan(CapturePlan):
             "resume it where it was, or run it with --route tensor",
         )
 
-    def empty(self, device: Device) -> None:
+    def _leave(self, device: Device) -> None:
         """Take the memory of all away; the addresses stay reserved."""
         for gpu in self.gpus:
             self.shim.release(gpu)
 
-    def reserve(self, device: Device) -> None:
+    def _return(self, device: Device) -> None:
         """Take memory behind the addresses again, all of it or none; ``DeviceMemoryError``."""
         taken: list[int] = []
 
@@ -60,14 +61,16 @@ class BlockPlan(CapturePlan):
                 taken.append(gpu)
 
 
-def plan_blocks(shim: Vmm, device: Device, named: Sequence[tuple[str, torch.Tensor]]) -> BlockPlan:
+def plan_blocks(
+    shim: Vmm, device: Device, found: Sequence[LiveStorage], named: Sequence[tuple[str, torch.Tensor]]
+) -> BlockPlan:
     """Take stock of a device's blocks, and say in which of them the named tensors are.
 
     The allocator's empty blocks are handed back first, so that they are not copied.
     """
     device.release_caches(workspaces=False)  # a captured graph goes on with those that it was captured with
-    found = (block for gpu in device.name.indices for block in shim.blocks(gpu))
-    blocks = sorted(found, key=lambda block: block.address)
+    unordered = (block for gpu in device.name.indices for block in shim.blocks(gpu))
+    blocks = sorted(unordered, key=lambda block: block.address)
     starts = [block.address for block in blocks]
     extras = NumberedStorages(
         [
@@ -92,6 +95,7 @@ def plan_blocks(shim: Vmm, device: Device, named: Sequence[tuple[str, torch.Tens
         extras=tuple(extras.storages),
         tensors=tuple(tensors),
         resident_bytes={},
+        guarded=[one.storage for one in found],
         shim=shim,
         gpus=device.name.indices,
     )

@@ -14,7 +14,7 @@ from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.named.snapshot_tensors import NumberedStorages, tensor_spec
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
 from gpuslice.errors import SuspendRefusedError
-from gpuslice.kernels import Device, Way
+from gpuslice.kernels import Device, Way, storage_access
 from gpuslice.kernels.transfer import Transfer
 
 from .move import check_movable
@@ -36,6 +36,8 @@ class CapturePlan:
         Named tensors' storages that are copied only, because they live elsewhere or stay resident.
     resident_bytes
         Bytes that stay on the device, by reason.
+    guarded
+        Storages that torch refuses to touch while the job is suspended.
     """
 
     layout: Layout
@@ -44,6 +46,7 @@ class CapturePlan:
     extras: tuple[torch.UntypedStorage, ...]
     tensors: tuple[TensorSpec, ...]
     resident_bytes: dict[str, int]
+    guarded: Sequence[torch.UntypedStorage]
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -95,7 +98,12 @@ class CapturePlan:
         return writer.take(device, zip([*self.storages, *self.extras], writer.offsets, strict=True))
 
     def empty(self, device: Device) -> None:
-        """Take the memory away from all; what is empty already stays so."""
+        """Take the memory away from all; what is empty already stays so. Then torch refuses to touch them."""
+        storage_access.permit(self.guarded)  # a resume that is undone may not have come to that
+        self._leave(device)
+        storage_access.forbid(self.guarded)
+
+    def _leave(self, device: Device) -> None:
         for way, leave in ((Way.FREED, device.free), (Way.DISCARDED, device.discard)):
             its = [
                 storage for storage, its_way in zip(self.storages, self.ways, strict=True) if its_way is way
@@ -105,7 +113,11 @@ class CapturePlan:
         device.release_caches()
 
     def reserve(self, device: Device) -> None:
-        """Take the memory of all back: all of it or none; ``DeviceMemoryError``."""
+        """Take the memory of all back: all of it or none; ``DeviceMemoryError``. Torch may touch it then."""
+        storage_access.permit(self.guarded)
+        self._return(device)
+
+    def _return(self, device: Device) -> None:
         device.reserve(list(zip(self.storages, self.sizes, strict=True)))
 
     def copy_in(self, device: Device, snapshot: SnapshotFile, *, verify: bool) -> Transfer:
@@ -122,9 +134,18 @@ class CapturePlan:
 
 
 def plan_capture(
-    device: Device, found: Sequence[LiveStorage], named: Sequence[tuple[str, torch.Tensor]], *, alone: bool
+    device: Device,
+    found: Sequence[LiveStorage],
+    named: Sequence[tuple[str, torch.Tensor]],
+    *,
+    guard_all: bool = False,
 ) -> CapturePlan:
     """Decide what happens to every found storage and to those of the named tensors.
+
+    Parameters
+    ----------
+    guard_all
+        Whether torch is to refuse to touch what stays, too: all of the job's tensors are alike then.
 
     Raises
     ------
@@ -132,7 +153,8 @@ def plan_capture(
         Naming a named tensor that lives on another device.
     """
     fixed = {one.key for one in found if one.fixed}
-    holds = device.holds([one.storage for one in found], fixed=fixed, alone=alone)
+    exposed = {one.key for one in found if one.exposed}
+    holds = device.holds([one.storage for one in found], fixed=fixed, exposed=exposed)
     taken: list[LiveStorage] = []
     ways: list[Way] = []
     resident: Counter[str] = Counter()
@@ -162,4 +184,5 @@ def plan_capture(
         tuple(extras.storages),
         tuple(tensors),
         dict(resident),
+        [one.storage for one in (found if guard_all else taken)],
     )

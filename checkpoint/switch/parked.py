@@ -26,6 +26,7 @@ class Parked(NamedTuple):
     shared_random: dict[str, object]
     device_random: torch.Tensor | None
     since_s: float
+    script_goes_on: bool
 
 
 def empty(

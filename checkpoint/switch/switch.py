@@ -26,7 +26,7 @@ from functools import partial
 import torch
 
 from gpuslice.checkpoint.discover import heap
-from gpuslice.checkpoint.discover.storages import LiveStorage, check_alone, sweep
+from gpuslice.checkpoint.discover.storages import LiveStorage, sweep, sweep_any
 from gpuslice.checkpoint.format.layout import Layout
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.checkpoint.gate import Gate, NoGate
@@ -114,6 +114,7 @@ class Switch:
         boundary: int,
         named: Mapping[str, object] | None = None,
         restartable: bool = False,
+        script_goes_on: bool = False,
     ) -> SwitchRecord:
         """Take the state away from the device.
 
@@ -125,6 +126,8 @@ class Switch:
             Objects that another process can restore from the snapshot (see ``state.describe``).
         restartable
             Whether ``named`` is all that another process needs.
+        script_goes_on
+            Whether the script runs meanwhile, its other threads among it, and does not wait for the resume.
 
         Returns
         -------
@@ -150,7 +153,7 @@ class Switch:
         stages = Stages(SwitchRecord(boundary, route.value, str(self.device.name)), self._clock)
         try:
             self._quiesce(stages)
-            state, plan = self._plan(stages, named or {})
+            state, plan = self._plan(stages, named or {}, script_goes_on=script_goes_on)
             writer = self._admit(stages, plan, share=self._shares)
             with writer:
                 with stages.stage("copy_out_s"):
@@ -172,8 +175,10 @@ class Switch:
         except BaseException:
             self._gate.open()
             raise
-        self._parked = Parked(stages, plan, snapshot, shared, own, self._clock.now())
+        self._parked = Parked(stages, plan, snapshot, shared, own, self._clock.now(), script_goes_on)
         self.snapshot = snapshot
+        if script_goes_on:
+            self._gate.open()
         return stages.record
 
     def _quiesce(self, stages: Stages) -> None:
@@ -186,31 +191,37 @@ class Switch:
             self.device.synchronize()
         stages.record.rss_before_bytes = resident_anonymous_bytes()
 
-    def _plan(self, stages: Stages, named: Mapping[str, object]) -> tuple[NamedState, CapturePlan]:
+    def _plan(
+        self, stages: Stages, named: Mapping[str, object], *, script_goes_on: bool
+    ) -> tuple[NamedState, CapturePlan]:
         with stages.stage("find_s"):
-            found = self._find()  # first, or what the description makes would be found, too
+            alone = self._gate.alone and not script_goes_on
+            found = self._find(alone=alone)  # first, or what the description makes would be found, too
             state = describe(named)
-            plan = self._capture(found, state.tensors)
+            plan = self._capture(found, state.tensors, guard_all=script_goes_on)
             self._layout = plan.layout
         return state, plan
 
-    def _find(self) -> list[LiveStorage]:
-        """What is on the device, in the order of the last time, what is new behind; none by the vmm route."""
+    def _find(self, *, alone: bool = True) -> list[LiveStorage]:
+        """Return what is on the device, in the order of the last time, with what is new behind that."""
         if self._shim is not None:
-            check_alone(self.device)
-            return []
-        found, new = sweep(self.device), len(self._order)
+            return sweep_any(self.device)
+        found, new = sweep(self.device, alone=alone), len(self._order)
         found.sort(key=lambda one: (self._order.get(one.key, new), one.address))
         self._order = {one.key: number for number, one in enumerate(found)}
         return found
 
     def _capture(
-        self, found: Sequence[LiveStorage], named: Sequence[tuple[str, torch.Tensor]]
+        self,
+        found: Sequence[LiveStorage],
+        named: Sequence[tuple[str, torch.Tensor]],
+        *,
+        guard_all: bool = False,
     ) -> CapturePlan:
         """Decide what is taken along; ``SuspendRefusedError`` names what cannot be."""
         if self._shim is not None:
-            return plan_blocks(self._shim, self.device, named)
-        return plan_capture(self.device, found, named, alone=self._gate.alone)
+            return plan_blocks(self._shim, self.device, found, named)
+        return plan_capture(self.device, found, named, guard_all=guard_all)
 
     @property
     def _shares(self) -> bool:
@@ -267,7 +278,7 @@ class Switch:
         parked, target = self._parked, device or self.device
         record, resumed_at_s = parked.stages.record, self._clock.now()
         try:
-            with self._at_home_on(target):
+            with self._others_stopped(parked), self._at_home_on(target):
                 bring_back(parked, self._store, self.device, target, verify=self._verify)
             self._parked, self.device = None, target
             record.parked_s, record.verified = resumed_at_s - parked.since_s, self._verify
@@ -277,6 +288,21 @@ class Switch:
             self._lose(error)
             raise
         return record
+
+    @contextmanager
+    def _others_stopped(self, parked: Parked) -> Iterator[None]:
+        """Stop the other threads if they run while the job is suspended. If the block fails, they go on."""
+        if not parked.script_goes_on:
+            yield
+            return
+        self._gate.close()
+        try:
+            yield
+        except RollbackError:
+            raise
+        except BaseException:
+            self._gate.open()
+            raise
 
     def obstacle_to_moves(self) -> str:
         """While the job is suspended: why it cannot resume on another device, or an empty string."""

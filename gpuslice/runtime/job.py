@@ -77,9 +77,9 @@ class Job:
     def suspend(self) -> Snapshot:
         """Move the job's state to the RAM disk and free its device memory.
 
-        Until `resume` no tensor of the job may be touched. Call this last in the body of a `batches` loop,
-        or behind it: a process that restarts from the snapshot goes on with the next batch, or with the next
-        epoch. An epoch without such a loop begins anew.
+        Until `resume`, touching a tensor of the job raises ``TensorParkedError``, in every thread. Call this
+        last in the body of a `batches` loop, or behind it: a process that restarts from the snapshot goes on
+        with the next batch, or with the next epoch. An epoch without such a loop begins anew.
 
         Raises
         ------
@@ -95,7 +95,7 @@ class Job:
         try:
             with undisturbed(), whole_or_ended(lambda: away or self._runtime.whole):
                 self._runtime.store.whole_files = True  # the script gets its path
-                record = self._runtime.suspend(explicit=True)
+                record = self._runtime.suspend(explicit=True, script_goes_on=True)
         except BaseException:
             if record is not None:  # a signal's handler raised: the script unwinds with its state
                 with undisturbed(), whole_or_ended(lambda: self._runtime.whole):

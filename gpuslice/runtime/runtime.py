@@ -215,13 +215,16 @@ class Runtime:
             self._groups.pass_by(self.boundary, self.device)
         return here
 
-    def suspend(self, *, explicit: bool) -> SwitchRecord:
+    def suspend(self, *, explicit: bool, script_goes_on: bool = False) -> SwitchRecord:
         """Move the job's state off its device.
 
         Parameters
         ----------
         explicit
             Whether the script itself asked for it here.
+        script_goes_on
+            Whether the script runs meanwhile. Then a tensor that it touches raises ``TensorParkedError``, in
+            other threads as well, which otherwise wait.
 
         Raises
         ------
@@ -242,7 +245,10 @@ class Runtime:
                 self.common_snapshots.keep()
             if self.device.name.kind != "cpu":
                 foreign_processes.refuse(self.ramdisk.directory)
-            record = self.switch.suspend(boundary=self.boundary, named=named, restartable=restartable)
+            record = self.switch.suspend(
+                boundary=self.boundary, named=named, restartable=restartable, script_goes_on=script_goes_on
+            )
+            self.gate.parked_access.begin()
             release(record)
         record.leave(live_graphs.REASON, graph_bytes)
         return record
@@ -261,6 +267,7 @@ class Runtime:
             target = open_target(device, self.device, self.settings.cpu_slots)
             self._groups.restore(self.device, moves=target is not None)
             record = self.switch.resume(target)
+            self.gate.parked_access.end()
         if target is not None:
             self.in_use.device = target
         self.memory_limit.restore(self.device.name)

@@ -1,7 +1,7 @@
-"""ThreadGate: while a job is suspended, its other threads stop at their next torch operation.
+"""ThreadGate: while a job is parked, its other threads stop at their next torch operation.
 
-A suspended tensor has no memory: reading it is a segmentation fault, saving it writes garbage. The main
-thread is parked, but a script may have others (an EMA updater, a checkpoint writer). Every thread that
+A suspended tensor has no memory. The main thread is parked, but a script may have others (an EMA updater, a
+checkpoint writer), which shall not notice. Every thread that
 starts after ``install`` runs under a ``TorchFunctionMode``, so each torch operation of it passes the gate.
 Under ``gpuslice run`` those that started before join in (``take_in``); any other thread whose code knows
 torch makes the suspend fail, by name.
@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from gpuslice.checkpoint.discover.thread_stacks import stacks
 from gpuslice.checkpoint.gate import OWN_PREFIX
+from gpuslice.checkpoint.parked_access import ParkedAccess
 from gpuslice.errors import SuspendRefusedError, hide_own_frames
 
 #: How long a thread may take to leave torch before the suspend is refused.
@@ -62,6 +63,8 @@ class ThreadGate:
         self._patience_s = patience_s
         #: Carries out what a thread asks of torch, once it has passed.
         self.carry_out: CarryOut = _as_asked
+        #: Says what is wrong where the gate is open while the job is suspended.
+        self.parked_access = ParkedAccess()
         self._begin()
 
     def _begin(self) -> None:
@@ -228,7 +231,7 @@ class _GateMode(TorchFunctionMode):
             self.inside = None
             raise SystemExit
         try:
-            return gate.carry_out(func, types, args, kwargs or {})
+            return gate.parked_access.call(gate.carry_out, func, types, args, kwargs or {})
         except BaseException as error:
             hide_own_frames(error)
             raise

@@ -119,7 +119,9 @@ class CudaDevice(Device):
             found["context_and_libraries"] = max(0, sum(nbytes or 0 for nbytes in of_process) - kept_bytes)
         return {what: nbytes for what, nbytes in found.items() if nbytes}
 
-    def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
+    def holds(
+        self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], exposed: Set[int] = frozenset()
+    ) -> list[Hold]:
         """``fixed`` is ignored: on a GPU it means autograd or DDP, and both go through the storage."""
         between_processes = {reference.cdata for reference in shared_cache.values()}
         holds = [_hold(storage, between_processes) for storage in storages]

@@ -91,9 +91,15 @@ class CpuDevice(Device):
             total_bytes = used_bytes = 0
         return DeviceMemory(total_bytes, used_bytes, None, resident_anonymous_bytes())
 
-    def holds(self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], alone: bool) -> list[Hold]:
+    def holds(
+        self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], exposed: Set[int] = frozenset()
+    ) -> list[Hold]:
         space = AddressSpace()
-        return [_hold(storage, storage._cdata in fixed, alone, space) for storage in storages]
+        keys = [storage._cdata for storage in storages]
+        return [
+            _hold(storage, key in fixed, key in exposed, space)
+            for storage, key in zip(storages, keys, strict=True)
+        ]
 
     def copy_out(
         self,
@@ -165,7 +171,7 @@ def _over(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
-def _hold(storage: torch.UntypedStorage, fixed: bool, alone: bool, space: AddressSpace) -> Hold:
+def _hold(storage: torch.UntypedStorage, fixed: bool, exposed: bool, space: AddressSpace) -> Hold:
     if storage.is_shared():
         return Hold(Way.RESIDENT, "shared memory or a mapped file")
     if torch.cuda.is_initialized() and _over(storage).is_pinned():  # type: ignore[no-untyped-call]
@@ -175,8 +181,8 @@ def _hold(storage: torch.UntypedStorage, fixed: bool, alone: bool, space: Addres
     first, nbytes = whole_pages(storage.data_ptr(), storage.nbytes())
     if nbytes < _MIN_DISCARD_BYTES:
         return Hold(Way.RESIDENT, "its address must stay and it is too small to drop pages")
-    if not alone:
-        return Hold(Way.RESIDENT, "another thread could read the NumPy memory under it")
+    if exposed:
+        return Hold(Way.RESIDENT, "other code could read its memory meanwhile, as a NumPy array does")
     if not space.is_private_anonymous(first, nbytes):
         return Hold(Way.RESIDENT, "its memory is not private, anonymous and writable")
     return _DISCARDED

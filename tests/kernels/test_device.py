@@ -60,7 +60,7 @@ def test_a_round_trip_gives_back_every_byte(device: Device) -> None:
     storages = storages_on(device, SIZES)
     before = [content(storage) for storage in storages]
     pairs, arena = places_of(storages)
-    holds = device.holds(storages, fixed=frozenset(), alone=True)
+    holds = device.holds(storages, fixed=frozenset())
     assert {hold.way for hold in holds} == {Way.FREED}
     device.synchronize()
     device.copy_out(pairs, arena)

@@ -242,6 +242,19 @@ class TestFixed:
         assert entry(storage_of(tensor)).fixed
         del taken
 
+    def test_only_memory_that_is_not_torch_s_alone_is_exposed(self) -> None:
+        """While the script goes on, NumPy and DLPack could read it; a dead graph's nodes do not."""
+        shown, given, owned = torch.ones(5), torch.ones(5), torch.from_numpy(np.ones(5))
+        arrays = [shown.numpy(), np.from_dlpack(given)]
+        free, stepped, pending = (torch.ones(5, requires_grad=True) for _ in range(3))
+        graphs = [(one * one).sum() for one in (stepped, pending)]
+        graphs[0].backward()
+        exposed = {one.key: one.exposed for one in sweep(DEVICE, alone=False)}
+        tensors = [shown, given, owned, free, stepped, pending]
+        assert [exposed[storage_of(one)._cdata] for one in tensors] == [True, True, True, False, False, True]
+        assert not any(one.exposed for one in sweep(DEVICE))
+        del arrays, graphs
+
     def test_storages_over_the_same_memory_are_fixed(self) -> None:
         array = np.ones(100)
         one, other = torch.from_numpy(array), torch.from_numpy(array[50:])

@@ -29,7 +29,7 @@ def trained(seed: int) -> tuple[torch.nn.Linear, torch.optim.Adam]:
 def saved(store: JobStore, named: dict[str, object]) -> SnapshotFile:
     state = describe(named)
     device = CpuDevice(DeviceName("cpu", None))
-    plan = plan_capture(device, (), state.tensors, alone=True)
+    plan = plan_capture(device, (), state.tensors)
     writer = store.begin(plan.layout)
     plan.copy_out(device, writer)
     return writer.publish(state.tree, plan.tensors, boundary=1, restartable=True)

@@ -86,7 +86,7 @@ from gpuslice.checkpoint.switch.block_plan import plan_blocks
 memory = (ctypes.c_uint8 * SIZES[1]).from_address(addresses[1])
 inside = torch.frombuffer(memory, dtype=torch.int32)[1024:2048].view(32, 32).t()
 outside = torch.arange(7)
-plan = plan_blocks(shim, switch.device, [("weight", inside), ("order", outside), ("tail", outside[3:])])
+plan = plan_blocks(shim, switch.device, [], [("weight", inside), ("order", outside), ("tail", outside[3:])])
 weight, order, tail = plan.tensors
 starts = [storage.data_ptr() for storage in plan.storages]
 assert (weight.sid, weight.offset, weight.stride) == (starts.index(addresses[1]), 1024, (1, 32))

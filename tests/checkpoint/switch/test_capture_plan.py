@@ -62,7 +62,9 @@ def test_numpy_memory_stays_if_somebody_could_read_it(store: JobStore, job: Job)
     switch = Switch(FaultyDevice(), store, gate=SpyGate(alone=False))
     record = switch.suspend(boundary=1)
     assert np.array_equal(job.array, before)
-    assert record.resident["another thread could read the NumPy memory under it"] >= before.nbytes
+    assert (
+        record.resident["other code could read its memory meanwhile, as a NumPy array does"] >= before.nbytes
+    )
     switch.resume()
 
 
@@ -93,8 +95,8 @@ def test_named_state_is_in_the_snapshot_for_another_process(store: JobStore, job
 class FreesOnly(FaultyDevice):
     """Knows one way to empty storages, as GPUs do, and no other."""
 
-    def holds(self, storages: Any, *, fixed: Any, alone: bool) -> list[Hold]:
-        holds = super().holds(storages, fixed=fixed, alone=alone)
+    def holds(self, storages: Any, *, fixed: Any, exposed: Any) -> list[Hold]:
+        holds = super().holds(storages, fixed=fixed, exposed=exposed)
         return [hold if hold.way is Way.FREED else Hold(Way.RESIDENT, "it stays") for hold in holds]
 
     def discard(self, storages: Any) -> None:
@@ -124,5 +126,5 @@ def test_the_vmm_route_leaves_workspaces_that_captured_graphs_know() -> None:
             asked.append(workspaces)
 
     shim: Any = NoBlocks()
-    plan_blocks(shim, Spy(), [])
+    plan_blocks(shim, Spy(), [], [])
     assert asked == [False]

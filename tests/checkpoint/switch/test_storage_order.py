@@ -47,7 +47,7 @@ def saved(switch: Switch) -> Contents:
 def found_anew() -> Contents:
     """What there is to save, looked for by somebody who has never looked."""
     with heap.uncollected():
-        plan = plan_capture(DEVICE, sweep(DEVICE), (), alone=SpyGate().alone)
+        plan = plan_capture(DEVICE, sweep(DEVICE), ())
     specs = zip(plan.storages, plan.layout.storages, strict=True)
     return Counter((spec.nbytes, spec.label, _content(storage)) for storage, spec in specs)
 

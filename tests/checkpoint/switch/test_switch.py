@@ -24,6 +24,7 @@ from gpuslice.errors import (
     RamDiskFullError,
     RollbackError,
     SuspendedStateError,
+    SuspendRefusedError,
 )
 from gpuslice.kernels.null import NullDevice
 from gpuslice.types import DeviceName
@@ -275,11 +276,47 @@ def test_without_a_gate_another_thread_means_not_alone() -> None:
         thread.join()
 
 
+def test_the_gate_is_open_while_the_script_goes_on(store: JobStore, job: Job) -> None:
+    before, gate = job.digest(), SpyGate()
+    device = FaultyDevice(copy_in=1)
+    switch = Switch(device, store, gate=gate)
+    record = switch.suspend(boundary=1, script_goes_on=True)
+    assert gate.closed == 0
+    assert record.bytes_freed > 0
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        job.model[0].weight.sum()
+    with pytest.raises(Broken):
+        switch.resume()
+    assert gate.closed == 0
+    assert switch.suspended
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        job.tensor.sum()
+    switch.resume()
+    assert gate.closed == 0
+    assert job.digest() == before
+
+
+def test_a_thread_that_does_not_stop_has_the_resume_tried_again(store: JobStore, job: Job) -> None:
+    class Stuck(SpyGate):
+        def close(self) -> None:
+            if switch.suspended and not tried:
+                tried.append(True)
+                raise SuspendRefusedError("a thread does not leave torch")
+            super().close()
+
+    before, tried = job.digest(), list[bool]()
+    switch = Switch(FaultyDevice(), store, gate=Stuck())
+    switch.suspend(boundary=1, script_goes_on=True)
+    with pytest.raises(SuspendRefusedError):
+        switch.resume()
+    switch.resume()
+    assert job.digest() == before
+
+
 def test_a_null_device_moves_nothing(store: JobStore, job: Job) -> None:
     before, clock = job.digest(), VirtualClock()
     switch = Switch(NullDevice(DeviceName("null", 0)), store, clock=clock)
     switch.suspend(boundary=1)
-    assert job.digest() == before
     clock.advance_to(clock.now() + 100)
     record = switch.resume()
     assert record.parked_s == pytest.approx(100)

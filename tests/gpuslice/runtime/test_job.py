@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,13 @@ from torch import nn
 import gpuslice
 from gpuslice.checkpoint.format import reader
 from gpuslice.config import Settings
-from gpuslice.errors import RefusedSnapshotError, SuspendedStateError, SuspendRefusedError, UsageError
+from gpuslice.errors import (
+    DeviceMemoryError,
+    RefusedSnapshotError,
+    SuspendedStateError,
+    SuspendRefusedError,
+    UsageError,
+)
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.runtime import Runtime
@@ -59,6 +66,67 @@ def test_suspend_frees_the_memory_and_resume_brings_it_back(start: Start) -> Non
     with job.suspended() as again:
         assert again.path != snapshot.path
         assert model.weight.untyped_storage().nbytes() == 0
+    assert weights(model) == before
+
+
+def test_touching_what_is_suspended_is_an_error_until_it_is_resumed(start: Start) -> None:
+    model = nn.Linear(300, 300)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 300)).sum().backward()
+    optimizer.step()
+    before, total = weights(model), model.weight.sum().item()
+    job = gpuslice.attach(model=model, optimizer=optimizer)
+    job.suspend()
+    for touch in (model.weight.sum, lambda: repr(model.weight), optimizer.step):
+        with pytest.raises(gpuslice.TensorParkedError, match=r"job\.resume\(\)"):
+            touch()
+    with pytest.raises(gpuslice.TensorParkedError), ThreadPoolExecutor(1) as pool:
+        pool.submit(model.weight.sum).result()
+    assert model.weight.shape == (300, 300)
+    job.resume()
+    assert weights(model) == before
+    assert model.weight.sum().item() == total
+    optimizer.step()
+
+
+def test_arrays_that_share_memory_with_a_suspended_tensor_stay_valid(start: Start) -> None:
+    """Reading one cannot raise, so its memory has to stay, and what is written must not be lost."""
+    shown, given = torch.arange(100_000.0), torch.arange(100_000.0)
+    arrays = {"numpy": shown.numpy(), "DLPack": np.from_dlpack(given), "owner": np.arange(100_000.0)}
+    owned = torch.from_numpy(arrays["owner"])
+    pending = torch.ones(100_000, requires_grad=True)
+    loss = (pending * pending).sum()
+    job = gpuslice.attach(shown=shown, given=given, owned=owned, pending=pending)
+    job.suspend()
+    for array in arrays.values():
+        assert np.array_equal(array, np.arange(100_000))
+        array[7] = -1
+    for tensor in (shown, given, owned, pending):
+        with pytest.raises(gpuslice.TensorParkedError):
+            tensor.sum()
+    with pytest.raises(gpuslice.TensorParkedError):
+        loss.backward(retain_graph=True)
+    job.resume()
+    assert [float(tensor[7]) for tensor in (shown, given, owned)] == [-1, -1, -1]
+    loss.backward()
+    assert pending.grad is not None
+    assert pending.grad.sum() == 200_000
+
+
+def test_a_resume_that_finds_no_memory_leaves_the_tensors_guarded(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(300, 300)
+    before = weights(model)
+    job = gpuslice.attach(model=model)
+    job.suspend()
+    with monkeypatch.context() as scarce:
+        scarce.setattr("gpuslice.kernels.host.device.available_bytes", lambda: 0)
+        with pytest.raises(DeviceMemoryError):
+            job.resume()
+    with pytest.raises(gpuslice.TensorParkedError):
+        model.weight.sum()
+    job.resume()
     assert weights(model) == before
 
 

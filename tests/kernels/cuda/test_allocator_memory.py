@@ -106,5 +106,5 @@ class TestOnAGpu:
         own, plain = torch.ones(1000, device="cuda:0"), torch.ones(1000, device="cuda:0")
         view = torch.from_dlpack(own.__dlpack__())[500:]
         storages = [tensor.untyped_storage() for tensor in (own, plain, view)]
-        holds = device.holds(storages, fixed=frozenset(), alone=True)
+        holds = device.holds(storages, fixed=frozenset())
         assert [hold.way for hold in holds] == [Way.RESIDENT, Way.FREED, Way.RESIDENT]

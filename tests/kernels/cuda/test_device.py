@@ -95,7 +95,7 @@ def test_a_capture_cannot_be_interrupted(device: CudaDevice) -> None:
 
 def test_memory_of_another_library_stays(device: CudaDevice) -> None:
     taken = torch.from_dlpack(torch.ones(10, device="cuda:0"))
-    (hold,) = device.holds([taken.untyped_storage()], fixed=frozenset(), alone=True)
+    (hold,) = device.holds([taken.untyped_storage()], fixed=frozenset())
     assert hold.way is Way.RESIDENT
 
 

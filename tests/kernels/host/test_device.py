@@ -28,10 +28,10 @@ def device() -> CpuDevice:
     return CpuDevice(DeviceName("cpu", None))
 
 
-def hold(device: CpuDevice, tensor: torch.Tensor, *, fixed: bool = False, alone: bool = True) -> Hold:
+def hold(device: CpuDevice, tensor: torch.Tensor, *, fixed: bool = False, exposed: bool = False) -> Hold:
     storage = tensor.untyped_storage()
-    ids = {storage._cdata} if fixed else set()
-    return device.holds([storage], fixed=ids, alone=alone)[0]
+    fixed_ids, exposed_ids = ({storage._cdata} if held else set() for held in (fixed, exposed))
+    return device.holds([storage], fixed=fixed_ids, exposed=exposed_ids)[0]
 
 
 def test_torch_memory_is_freed(device: CpuDevice) -> None:
@@ -68,8 +68,8 @@ def test_discarded_memory_comes_back_at_its_address(device: CpuDevice) -> None:
 
 
 def test_numpy_memory_stays_while_another_thread_could_read_it(device: CpuDevice) -> None:
-    found = hold(device, torch.from_numpy(np.ones(MIB)), alone=False)
-    assert found == Hold(Way.RESIDENT, "another thread could read the NumPy memory under it")
+    found = hold(device, torch.from_numpy(np.ones(MIB)), exposed=True)
+    assert found == Hold(Way.RESIDENT, "other code could read its memory meanwhile, as a NumPy array does")
 
 
 def test_small_numpy_memory_stays(device: CpuDevice) -> None:
