@@ -124,8 +124,9 @@ class Job:
         -------
         bool
             Whether one was begun. None is taken for a job without a name, on the way back to where a
-            restarted job was, in a ``job.batches`` loop within another, and by a rank that is ahead of
-            another one's checkpoint, or cannot learn what the others have.
+            restarted job was, in a ``job.batches`` loop within another, after a ``job.epochs`` loop that has
+            ended, and by a rank that is ahead of another one's checkpoint, or cannot learn what the others
+            have.
 
         Raises
         ------

@@ -90,7 +90,8 @@ def own_snapshots(process: Runtime, training: Training) -> dict[int, SnapshotFil
         If all that there are is damaged.
     """
     job, rank, aside = process.settings.job, process.identity.rank, process.ramdisk.aside
-    if process.settings.fresh and training.attach == 1:
+    # A scheduler starts a job again by itself, which then has to go on.
+    if process.settings.fresh and training.attach == 1 and not process.settings.socket:
         process.close_store(keep=False)
         removed = aside.forget(job, rank)
         tell(process, begun_anew(job, removed))
@@ -143,6 +144,8 @@ def end(process: Runtime, cause: str) -> None:
     process.attached = None
     drop_snapshots(process)
     process.common_snapshots = None
+    if process.has_store:
+        process.store.finished = None
 
 
 def finish(process: Runtime) -> None:
@@ -181,6 +184,7 @@ def drop_snapshots(process: Runtime) -> None:
         if process.common_snapshots is not None:
             process.common_snapshots.withdraw()
         process.store.forget_after(-1)
+        process.store.handed_out = False
 
 
 def close(process: Runtime) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -193,3 +194,63 @@ def test_a_snapshot_that_was_asked_for_outlives_its_process(workshop: Workshop, 
     assert model.weight.sum().item() == float(total)
     assert [info.alive for info in RamDisk(workshop.ramdisk).collect()] == [False]
     assert not Path(path).exists()
+
+
+FOLD = """
+import argparse, os, signal
+import torch, gpuslice
+parser = argparse.ArgumentParser()
+parser.add_argument("--fold", type=int)
+fold = parser.parse_args().fold
+torch.manual_seed(fold)
+weight = torch.zeros(3)
+job = gpuslice.attach(weight=weight)
+for epoch in job.epochs(3):
+    for batch in job.batches(range(4)):
+        weight += torch.rand(3)
+        job.checkpoint()
+    if epoch == int(os.environ.get("DIES_AT", "-1")):
+        os.kill(os.getpid(), signal.SIGKILL)
+print(fold, weight.tolist())
+"""
+
+
+def test_another_fold_under_the_same_name_is_refused_or_begins_anew(workshop: Workshop) -> None:
+    script = str(workshop.write("fold.py", FOLD))
+    first, second = (workshop.python(script, "--fold", fold).stdout for fold in "01")
+    dies = workshop.start(workshop.command("--job", "k", script, "--fold", "0"), {"DIES_AT": "1"})
+    assert dies.wait() == -signal.SIGKILL
+    refused = workshop.gpuslice_run("--job", "k", script, "--fold", "1")
+    assert (refused.returncode, refused.stdout) == (4, "")
+    assert "another run: fold.py --fold 0; this is: fold.py --fold 1 (" in refused.stderr
+    assert "--fresh" in refused.stderr
+    assert "--job 'k-{fold}'" in refused.stderr
+    named = workshop.gpuslice_run("--job", "k-{fold}", script, "--fold=1")
+    assert (named.returncode, named.stdout) == (0, second), named.stderr
+    going_on = workshop.gpuslice_run("--job", "k-{fold}", "--fresh", script, "--fold=1")
+    assert (going_on.returncode, going_on.stdout) == (0, second)
+    assert "job k-1 begins anew; removed: nothing" in going_on.stderr
+    going_on = workshop.gpuslice_run("--job", "k", script, "--fold", "0")
+    assert (going_on.returncode, going_on.stdout) == (0, first)
+    assert re.search(r"job k goes on from boundary \d+ of [-\d]+ [:\d]+: fold.py --fold 0\n", going_on.stderr)
+    both = workshop.gpuslice_run("--job", "k", "--fresh", "--continue-anyway", script)
+    assert both.returncode == 2
+    assert "choose one of the two" in both.stderr
+
+
+PLAIN = """
+import os, signal
+import torch
+if "DIES" in os.environ:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_named_job_that_attaches_nothing_says_why_it_begins_anew(workshop: Workshop) -> None:
+    script = str(workshop.write("plain.py", PLAIN))
+    dies = workshop.start(workshop.command("--job", "k", script), {"DIES": "1"})
+    assert dies.wait() == -signal.SIGKILL
+    second = workshop.gpuslice_run("--job", "k", script)
+    assert second.returncode == 0
+    assert re.fullmatch("gpuslice: job k begins anew: .* attached nothing .*\n", second.stderr), second.stderr
+    assert workshop.gpuslice_run("--job", "k", script).stderr == ""
