@@ -6,15 +6,15 @@ scheduler dies, a running rank runs on and a parked one stays parked; both greet
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 from gpuslice.agent.boundary_watchdog import BoundaryWatchdog
+from gpuslice.agent.import_ahead import import_ahead
 from gpuslice.agent.orders import Orders, Phase
 from gpuslice.agent.peak_memory import PeakMemory
 from gpuslice.agent.scheduler_link import Link
@@ -35,6 +35,7 @@ from gpuslice.runtime.ending import end, leave_parked, say, undisturbed, whole_o
 from gpuslice.runtime.gpu_names import GpuNames
 from gpuslice.runtime.membership import Membership
 from gpuslice.runtime.runtime import Runtime
+from gpuslice.runtime.threads.main_thread import MainThreadStuckError
 from gpuslice.runtime.trainable import report_skew
 from gpuslice.types import DeviceName, shortened
 from gpuslice.wire import (
@@ -130,7 +131,7 @@ class Agent:
             return
         self._link.start()
         if self._orders.quiet_for(_AT_ONCE_S):
-            _import_ahead()
+            import_ahead()
         order = self._orders.await_order()
         if isinstance(order, Dismiss):
             sys.exit()
@@ -147,7 +148,7 @@ class Agent:
         self._orders.listen()
         self._watch.start()
         if self._runtime.identity.rank == 0:
-            report_skew(self._profiled)
+            report_skew(self._profiled, self._boundaries.thread)
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Suspend if that is still wanted, and stay parked until the next lease.
@@ -163,8 +164,22 @@ class Agent:
             if self._runtime.identity.world_size > 1:
                 self._report(self._orders.pass_by(boundary))
             return late
+        main_thread = self._runtime.main_thread
+        if not leased and not main_thread.stays:
+            return late  # it runs the handler of the signal for which the state has come back
         if not self._orders.arrive(boundary):
             return late
+        try:
+            late = main_thread.run(partial(self._park, boundary, leased=leased))
+            self._watch.obstacle = ""
+        except MainThreadStuckError as error:
+            self._watch.obstacle = f"at which it can park: {error.message}"
+            self._run_on(error, leased=leased)
+        return late
+
+    def _park(self, boundary: int, *, leased: bool) -> list[int]:
+        """Suspend, and stay parked until the next lease. Return the signals that were held back."""
+        late: list[int] = []
         whole = whole_or_ended(lambda: self._runtime.whole)
         with undisturbed(self._orders.interrupt, late=late), whole:
             if self._suspend(boundary, leased=leased):
@@ -208,13 +223,7 @@ class Agent:
         except GpusliceError as error:
             if not self._runtime.whole:
                 raise
-            say(error.message, error.remedy)
-            if leased:
-                self._memory.begin(self._runtime.in_use.name)
-                self._orders.run_on()
-                self._refuse(error, running=True)
-            else:
-                self._orders.take_leave()
+            self._run_on(error, leased=leased)
             return False
         self._last_suspended = Suspended(
             epoch=self._orders.epoch,
@@ -231,6 +240,16 @@ class Agent:
         if leased:
             self._send(self._last_suspended)
         return True
+
+    def _run_on(self, error: GpusliceError, *, leased: bool) -> None:
+        """Go on with the training: it could not be suspended."""
+        say(error.message, error.remedy)
+        if leased:
+            self._memory.begin(self._runtime.in_use.name)
+            self._orders.run_on()
+            self._refuse(error, running=True)
+        else:
+            self._orders.take_leave()
 
     def _stay_parked(self) -> None:
         while True:
@@ -375,13 +394,3 @@ class Agent:
             case Welcome() if message.version != PROTOCOL_VERSION:
                 say(f"the scheduler speaks protocol {message.version}, this job {PROTOCOL_VERSION}")
         return []
-
-
-def _import_ahead() -> None:
-    """Import what torch does when the first optimizer is made: seconds that nobody has to wait for now.
-
-    On the device it would keep others waiting (docs/decisions/import-ahead.md).
-    """
-    # Whatever is wrong with it, the script will hear of it from torch, or never need it.
-    with warnings.catch_warnings(action="ignore"), suppress(ImportError):
-        importlib.import_module("torch._dynamo")

@@ -5,10 +5,12 @@ A thread of its own looks once a second. Counting boundaries costs the training 
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 
 from gpuslice.checkpoint.discover import pending_collectives
@@ -16,7 +18,7 @@ from gpuslice.checkpoint.discover.thread_stacks import stack_of
 from gpuslice.checkpoint.gate import OWN_PREFIX
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.ending import say
-from gpuslice.runtime.thread_gate import knows_torch
+from gpuslice.runtime.threads.thread_gate import knows_torch
 from gpuslice.types import shortened
 
 #: So long without a boundary is worth a word.
@@ -32,7 +34,7 @@ _REMEDY = "call gpuslice.boundary() between two mini-batches; docs/hooks.md says
 
 
 class BoundaryWatchdog:
-    """Looks at the main thread of a job.
+    """Looks at the thread of a job that trains, or would: the main one, until another one does.
 
     Parameters
     ----------
@@ -47,6 +49,8 @@ class BoundaryWatchdog:
 
     Attributes
     ----------
+    obstacle
+        Set while boundaries are passed at which the job cannot park: what is wrong with them.
     stuck
         Where the script is that has passed no boundary for so long, or what kind of boundary; empty while
         all is well.
@@ -59,11 +63,11 @@ class BoundaryWatchdog:
         tell: Callable[..., None] = say,
         pending_for_s: Callable[[], float] = pending_collectives.pending_for_s,
     ) -> None:
-        self.stuck = ""
+        self.stuck = self.obstacle = ""
         self._boundaries = boundaries
         self._asked = asked
         self._tell = tell
-        self._main = threading.main_thread()
+        self._looked_at = threading.main_thread()
         self._told: set[str] = set()
         self._count = boundaries.count
         self._since: tuple[float, float] | None = None
@@ -83,9 +87,11 @@ class BoundaryWatchdog:
             self._thread.join()
 
     def _run(self) -> None:
-        clock = time.pthread_getcpuclockid(self._main.ident or 0)
-        while not self._stopping.is_set() and self._main.is_alive():
-            self.look(time.monotonic(), time.clock_gettime(clock), lambda: stack_of(self._main.ident or 0))
+        while not self._stopping.is_set() and threading.main_thread().is_alive():
+            thread = self._boundaries.thread.thread
+            if thread is not self._looked_at:
+                self._looked_at, self._since = thread, None
+            self.look(time.monotonic(), _busy_s(thread), partial(stack_of, thread.ident or 0))
             self._stopping.wait(_LOOK_AGAIN_S)
 
     def look(self, now_s: float, busy_s: float, stack: Callable[[], Sequence[FrameType]]) -> None:
@@ -94,7 +100,7 @@ class BoundaryWatchdog:
         Parameters
         ----------
         now_s, busy_s
-            The time, and how much processor time the main thread has used so far.
+            The time, and how much processor time the thread has used so far.
         stack
             Gives its frames, the innermost first; asked only if no boundary was passed since the last look.
         """
@@ -120,7 +126,7 @@ class BoundaryWatchdog:
     def _unusable(self) -> str:
         """What was wrong with all boundaries of late at which the job was to park."""
         if self._pending_for_s() < PATIENCE_S:
-            return ""
+            return self.obstacle
         what = f"has passed no boundary {_UNUSABLE} for {PATIENCE_S:g} s, and cannot be suspended"
         if what not in self._told:
             self._told.add(what)
@@ -132,7 +138,23 @@ class BoundaryWatchdog:
         self.stuck = f"at {location}"
         if what not in self._told:
             self._told.add(what)
-            self._tell(f"the script {what}: its main thread is at {location}", _REMEDY)
+            name = self._looked_at.name if self._looked_at is not threading.main_thread() else ""
+            who = f"thread {name!r}" if name else "main thread"
+            self._tell(f"the script {what}: its {who} is at {location}", _REMEDY)
+
+
+def _busy_s(thread: threading.Thread) -> float:
+    """Return how much processor time a thread has used; 0 if it has ended.
+
+    The kernel's file says so: ``pthread_getcpuclockid`` of a thread that has just ended is undefined.
+    """
+    try:
+        with open(f"/proc/self/task/{thread.native_id}/stat", "rb") as status:
+            # The name, in brackets, may hold anything.
+            words = status.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _module(frame: FrameType) -> str:
@@ -140,7 +162,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _is_ours(frames: Sequence[FrameType]) -> bool:
-    """Whether the main thread parks, or does something else for gpuslice."""
+    """Whether the thread parks, or does something else for gpuslice."""
     return any(_module(one).startswith("gpuslice.") for one in frames)
 
 

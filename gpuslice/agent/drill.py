@@ -11,6 +11,7 @@ from gpuslice.errors import ConfigError, GpusliceError
 from gpuslice.runtime.boundaries import NEVER
 from gpuslice.runtime.ending import end, undisturbed, whole_or_ended
 from gpuslice.runtime.runtime import Runtime
+from gpuslice.runtime.threads.main_thread import MainThreadStuckError
 
 
 class Drill:
@@ -71,17 +72,24 @@ def stay_suspended(runtime: Runtime, wait: Callable[[], object] = lambda: None) 
     Sequence of int
         The signals whose handlers could not run meanwhile.
     """
-    late: list[int] = []
-    with undisturbed(late=late), whole_or_ended(lambda: runtime.whole):
-        try:
-            runtime.suspend(explicit=runtime.boundaries.explicit)
-            wait()
-            runtime.resume()
-        except GpusliceError as error:
-            if runtime.whole:
-                end(error)
-            raise
-    return late
+
+    def park() -> list[int]:
+        late: list[int] = []
+        with undisturbed(late=late), whole_or_ended(lambda: runtime.whole):
+            try:
+                runtime.suspend(explicit=runtime.boundaries.explicit)
+                wait()
+                runtime.resume()
+            except GpusliceError as error:
+                if runtime.whole:
+                    end(error)
+                raise
+        return late
+
+    try:
+        return runtime.main_thread.run(park)
+    except MainThreadStuckError as error:
+        end(error)
 
 
 def from_settings(runtime: Runtime) -> Drill | None:

@@ -71,6 +71,7 @@ class Link:
         self._unsent: deque[bytes] = deque()
         self._greeted = False
         self._told: set[str] = set()
+        self._sending = threading.Lock()
         self._outbox = self._context.socket(zmq.PUSH)
         self._outbox.setsockopt(zmq.SNDTIMEO, _LOOK_AGAIN_MS)
         self._thread = threading.Thread(target=self._run, name="gpuslice-link", daemon=True)
@@ -84,7 +85,7 @@ class Link:
         self._thread.start()
 
     def send(self, message: FromAgent) -> None:
-        """Hand a message to the I/O thread; for the main thread only.
+        """Hand a message to the I/O thread.
 
         Raises
         ------
@@ -95,7 +96,7 @@ class Link:
 
     def _hand_over(self, frame: bytes) -> None:
         while self._thread.is_alive():
-            with suppress(zmq.Again):
+            with suppress(zmq.Again), self._sending:  # a socket is for one thread at a time
                 self._outbox.send(frame)
                 return
         raise EnvironmentUnusableError(

@@ -6,7 +6,6 @@ Every process below ``gpuslice run`` counts boundaries; ``installation`` lets so
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from gpuslice.hooks.backward_passes import AfterBackward
 from gpuslice.hooks.module_calls import OutermostCalls
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.ending import deliver
+from gpuslice.runtime.threads.training_thread import TrainingThread
 
 
 class BeforeFetch:
@@ -28,14 +28,16 @@ class BeforeFetch:
     what a user's dataset raises carries the user's own traceback.
     """
 
-    def __init__(self, original: Callable[[Any], Any], fetching: Callable[[], Sequence[int]]) -> None:
+    def __init__(
+        self, original: Callable[[Any], Any], fetching: Callable[[], Sequence[int]], thread: TrainingThread
+    ) -> None:
         self._original = original
         self._fetching = fetching
-        self._main = threading.main_thread().ident
+        self._may_train = thread.may_train
 
     def __get__(self, iterator: object | None, owner: type | None = None) -> Callable[..., Any]:
         fetch: Callable[..., Any] = self._original.__get__(iterator, owner)
-        if iterator is not None and threading.get_ident() == self._main:
+        if iterator is not None and self._may_train():
             late = self._fetching()
             if late:
                 deliver(late)
@@ -47,11 +49,10 @@ class Hooks:
 
     def __init__(self, boundaries: BoundaryCounter) -> None:
         self._boundaries = boundaries
-        self._main = threading.main_thread().ident
         self._has_run_backward = False
         boundaries.hooked = True
         self._fetch = dataloader._BaseDataLoaderIter.__next__
-        fetch = BeforeFetch(self._fetch, boundaries.fetching)
+        fetch = BeforeFetch(self._fetch, boundaries.fetching, boundaries.thread)
         dataloader._BaseDataLoaderIter.__next__ = fetch  # type: ignore[method-assign, assignment]
         self._others = (
             register_optimizer_step_post_hook(self._stepped),
@@ -70,19 +71,24 @@ class Hooks:
         if torch.compiler.is_compiling():
             self._boundaries.compiled_step = True
             return
-        if threading.get_ident() != self._main:
+        if torch._C._current_graph_task_id() != -1 or _inside_another_step():
             return
-        if torch._C._current_graph_task_id() == -1 and not _inside_another_step():
-            late = self._boundaries.stepped()
-            if late:
-                deliver(late)
+        boundaries = self._boundaries
+        if not boundaries.thread.trains():
+            boundaries.steps += 1  # of the job, though its boundaries are those of another thread
+            return
+        late = boundaries.stepped()
+        if late:
+            deliver(late)
 
     def _backward_ended(self) -> None:
-        if torch._C._current_graph_task_id() != -1 or threading.get_ident() != self._main:
+        if torch._C._current_graph_task_id() != -1:
             return
         if torch.compiler.is_compiling() or peek_interpreter_stack() is not None:
             return
         boundaries = self._boundaries
+        if not boundaries.thread.trains():
+            return
         if not self._has_run_backward:
             self._has_run_backward = True
             if _has_optimizer():

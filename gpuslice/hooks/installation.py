@@ -24,7 +24,7 @@ from gpuslice.runtime.boundaries import NEVER, BoundaryCounter, Controller
 from gpuslice.runtime.current import own, renew, runtime
 from gpuslice.runtime.ending import at_end, end, ended_well, say
 from gpuslice.runtime.runtime import Runtime
-from gpuslice.runtime.thread_gate import EarlyThreads
+from gpuslice.runtime.threads.thread_gate import EarlyThreads
 
 
 class JobController(Controller, Protocol):
@@ -69,6 +69,7 @@ def install(early: EarlyThreads | None = None) -> None:
         job = runtime()
         if early is not None:
             job.gate.take_in(early)
+        job.main_thread.listen()
         is_rank = job.settings.ranks <= 1 or "RANK" in os.environ
         if job.settings.profile and is_rank:
             profiling.install(job)

@@ -7,9 +7,7 @@ backward pass; and, once an outermost call was seen, those of its class only.
 
 from __future__ import annotations
 
-import _thread
 import sys
-import threading
 from collections.abc import Callable
 from types import FrameType, MethodType
 from typing import Any
@@ -29,7 +27,7 @@ _graph_task, _grad_enabled = torch._C._current_graph_task_id, torch.is_grad_enab
 
 
 class OutermostCalls:
-    """Counts the outermost calls of modules in the main thread.
+    """Counts the outermost calls of modules in the thread that trains.
 
     Parameters
     ----------
@@ -42,7 +40,6 @@ class OutermostCalls:
     def __init__(self, boundaries: BoundaryCounter, optimizing: Callable[[], bool]) -> None:
         self._boundaries = boundaries
         self._optimizing = optimizing
-        self._main = threading.main_thread().ident
         self._original_call, self._original_eval = nn.Module.__call__, nn.Module.eval
         self._watched: type | None = None
         self._hook: _OnLookup | None = None
@@ -69,7 +66,7 @@ class OutermostCalls:
             setattr(kind, "__call__", self._hook)  # noqa: B010
 
     def _evaluates(self, module: object) -> None:
-        if _thread.get_ident() != self._main or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not self._boundaries.thread.may_train():
             return
         self._boundaries.expect_calls()
         # Having traced, torch.fx leaves what it has found by asking for it: the function, not the hook.
@@ -77,9 +74,9 @@ class OutermostCalls:
             self._watch(nn.Module)
 
     def _called(self, module: object) -> None:
-        if _thread.get_ident() != self._main:
-            return
         boundaries = self._boundaries
+        if not boundaries.thread.may_train():
+            return
         if not boundaries.counts_module_calls:
             self._watch(None)
             return

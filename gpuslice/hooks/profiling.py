@@ -55,7 +55,7 @@ class Profiling:
         self._memory: Any = self._host_memory
         self._recorder: StepRecorder | None = None
         self._optimizers = Optimizers()
-        self._main = threading.main_thread().ident
+        self._thread = runtime.boundaries.thread
         self._wanted = runtime.settings.profile_steps
         self._written = False
         self._control: StepControl | None = None
@@ -65,7 +65,7 @@ class Profiling:
 
         def fetching(iterator: Any) -> Any:
             recorder = self._recorder
-            if recorder is None or threading.get_ident() != self._main:
+            if recorder is None or threading.get_ident() != self._thread.ident:
                 return fetch(iterator)
             since_s = perf_counter()
             try:
@@ -83,7 +83,7 @@ class Profiling:
         if torch.compiler.is_compiling() or self._recorder is None:
             return
         self._optimizers.saw(optimizer)
-        if threading.get_ident() == self._main:
+        if threading.get_ident() == self._thread.ident:
             self._recorder.stepped()
 
     def at_boundary(self, boundary: int) -> None:

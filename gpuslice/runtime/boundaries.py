@@ -1,4 +1,4 @@
-"""Boundaries: where the main thread may park, counted; and ``boundary()``, their explicit form.
+"""Boundaries: where the job may park, counted; and ``boundary()``, their explicit form.
 
 docs/hooks.md says which moments are boundaries and how they are numbered. Counting is the hot path:
 one addition and one comparison per boundary. Nothing here knows torch.
@@ -7,13 +7,12 @@ one addition and one comparison per boundary. Nothing here knows torch.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from gpuslice.errors import UsageError
 from gpuslice.runtime.ending import deliver
+from gpuslice.runtime.threads.training_thread import TrainingThread
 
 #: A ``stop_at`` that no boundary reaches.
 NEVER = sys.maxsize
@@ -31,7 +30,7 @@ class Controller(Protocol):
     """Decides what happens at the boundaries it asked for by setting ``BoundaryCounter.stop_at``."""
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
-        """Called in the main thread; sets ``stop_at`` anew, else it is called again at the next one.
+        """Called in the thread that trains; sets ``stop_at`` anew, else it is called again at the next one.
 
         Returns the signals whose handlers could not run meanwhile (``ending.deliver``).
         """
@@ -47,6 +46,8 @@ class BoundaryCounter:
         Boundaries passed so far; the number of the latest one. A job that continues from a snapshot sets it.
     steps
         Optimizer steps done.
+    thread
+        The thread whose boundaries these are. The hooks ask it before they tell of anything.
     stop_at
         The first boundary that concerns the controller. Other threads may set it.
     explicit
@@ -89,12 +90,14 @@ class BoundaryCounter:
         "saver",
         "steps",
         "stop_at",
+        "thread",
         "went_on_from",
     )
 
     def __init__(self) -> None:
         self.count = self.went_on_from = 0
         self.steps = 0
+        self.thread = TrainingThread()
         self.stop_at = NEVER
         self.explicit = False
         self.hooked = False
@@ -113,14 +116,14 @@ class BoundaryCounter:
         self.amid_graphs = False
 
     def fetching(self) -> Sequence[int]:
-        """A DataLoader is about to fetch a batch for the main thread; returns the signals to deliver."""
+        """A DataLoader is about to fetch a batch; returns the signals to deliver."""
         self.settle_steps()
         self._steps_since_fetch = self._backwards_since_step = 0
         self.counts_module_calls = False
         return self._cross() if self._by_hooks else ()
 
     def stepped(self) -> Sequence[int]:
-        """An optimizer step has ended in the main thread, outside backward; the signals to deliver."""
+        """An optimizer step has ended, outside backward; the signals to deliver."""
         self.settle_steps()
         self._count_step()
         return self._cross() if self._loaderless and self._by_hooks else ()
@@ -143,7 +146,7 @@ class BoundaryCounter:
         return self._steps_since_fetch > LOADERLESS_STEPS
 
     def backward_ended(self) -> Sequence[int]:
-        """An outermost backward pass has ended in the main thread; returns the signals to deliver."""
+        """An outermost backward pass has ended; returns the signals to deliver."""
         stepped = self.compiled_step and self.settle_steps()
         self._backwards_since_step += 1
         self.counts_module_calls = False
@@ -160,7 +163,7 @@ class BoundaryCounter:
         self.counts_module_calls = True
 
     def calling(self) -> Sequence[int]:
-        """An outermost module is about to be called in the main thread; returns the signals to deliver."""
+        """An outermost module is about to be called; returns the signals to deliver."""
         self._calls_since += 1
         counts = self._calls_since > EVALUATION_CALLS
         return self._cross(True) if counts and self._by_hooks else ()
@@ -231,17 +234,10 @@ def boundary() -> None:
     """Mark a boundary between two mini-batches in a custom training loop.
 
     Once a script has called this, only its own calls are boundaries. Outside ``gpuslice run`` it does nothing
-    but count.
-
-    Raises
-    ------
-    UsageError
-        If called from another thread than the main one, which is the only one that can park.
+    but count. If several threads train, the boundaries of one of them count.
     """
-    if threading.get_ident() != threading.main_thread().ident:
-        name = threading.current_thread().name
-        raise UsageError(f"gpuslice.boundary() was called in thread {name!r}", "call it in the main thread")
-    deliver(counter.mark())
+    if counter.thread.trains():
+        deliver(counter.mark())
 
 
 def skipping() -> AbstractContextManager[None]:

@@ -155,9 +155,10 @@ class Progress:
         """Whether another process could go on from a snapshot taken here and now.
 
         Not after a pass's last batch: a restart would leave the loop out, and with it the variables that
-        its body sets. Not after the training: nobody is to begin with a model that is finished.
+        its body sets. Not after the training: nobody is to begin with a model that is finished. Nor while two
+        threads train, as one would begin amid the batch of the other.
         """
-        if self._finished or self._target is not None or self._depth > 1:
+        if self._boundaries.thread.shared or self._finished or self._target is not None or self._depth > 1:
             return False
         if explicit:
             return True

@@ -36,7 +36,8 @@ from gpuslice.runtime.ending import ours, say
 from gpuslice.runtime.membership import Membership
 from gpuslice.runtime.run_report import Report
 from gpuslice.runtime.slot_preparation import SlotPreparation
-from gpuslice.runtime.thread_gate import ThreadGate
+from gpuslice.runtime.threads.main_thread import MainThread
+from gpuslice.runtime.threads.thread_gate import ThreadGate
 from gpuslice.training.attached import Attached
 from gpuslice.training.identity import Training
 from gpuslice.types import DeviceName, Route
@@ -72,6 +73,8 @@ class Runtime:
         Those taken while the training goes on.
     gate
         Stops the other threads during a suspend.
+    main_thread
+        Suspends the job for a thread that trains.
     slot_preparation
         Prepares the store's slots, if somebody may suspend the job.
     route
@@ -98,6 +101,7 @@ class Runtime:
         self.membership: Membership | None = None
         self.common_snapshots: CommonSnapshots | None = None
         self.gate = ThreadGate()
+        self.main_thread = MainThread(lambda: self.gate)
         self.memory_limit = MemoryLimit(settings.memory, say)
         self._groups = ParkedGroups(boundaries.call_at_next, tell=say)
         self.slot_preparation: SlotPreparation | None = None
@@ -348,6 +352,9 @@ class Runtime:
 
     def _snapshot(self, attached: Attached, hasty: Collection[str]) -> BackgroundSnapshot:
         """Begin it, wherever it can be begun."""
+        return self.main_thread.run(lambda: self._snapshot_here(attached, hasty))
+
+    def _snapshot_here(self, attached: Attached, hasty: Collection[str]) -> BackgroundSnapshot:
         self.gate.close()
         try:
             self.device.synchronize()

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpuslice.errors import UsageError
 from gpuslice.profiler.skew import Skew, measure_skew
+from gpuslice.runtime.threads.training_thread import TrainingThread
 
 #: So many optimizer steps show every optimizer of a usual loop.
 FIRST_STEPS = 3
@@ -47,16 +48,16 @@ class Optimizers:
         return measure_skew(sizes) if any(sizes) else None
 
 
-def report_skew(report: Callable[[Skew], None]) -> None:
+def report_skew(report: Callable[[Skew], None], thread: TrainingThread) -> None:
     """Call ``report`` with the job's skew after its first optimizer steps; costs nothing from then on.
 
-    Those of the main thread in this process: other threads have models of their own, and so have its forks.
+    Those of ``thread`` in this process: others have models of their own, and so have its forks.
     """
-    optimizers, steps, own = Optimizers(), 0, (os.getpid(), threading.main_thread().ident)
+    optimizers, steps, own = Optimizers(), 0, os.getpid()
 
     def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         nonlocal steps
-        if torch.compiler.is_compiling() or (os.getpid(), threading.get_ident()) != own:
+        if torch.compiler.is_compiling() or os.getpid() != own or threading.get_ident() != thread.ident:
             return
         optimizers.saw(optimizer)
         steps += 1

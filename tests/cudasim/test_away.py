@@ -18,7 +18,7 @@ from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import open_device
 from gpuslice.runtime.gpu_names import GpuNames
-from gpuslice.runtime.thread_gate import ThreadGate
+from gpuslice.runtime.threads.thread_gate import ThreadGate
 from gpuslice.types import DeviceName
 
 Environ = dict[str, str]

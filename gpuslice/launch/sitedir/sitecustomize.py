@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the real `typing` would cost every Python below us some mil
     from collections.abc import Callable, Mapping, Sequence
     from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from types import FrameType, ModuleType
     from typing import Any
 
 #: Launchers: they import torch, but their children train.
@@ -224,6 +224,27 @@ class EarlyThreads:
         self.idents.discard(ident)
 
 
+class MainThreadCalls:
+    """The handler of the signal by which another thread has the main one do something for it.
+
+    Only the main thread can put it in place, and torch may be imported in another one.
+    """
+
+    def __init__(self) -> None:
+        #: What to do then, once gpuslice is there; gets the frame in which the main thread is.
+        self.gpuslice_answer: Callable[[FrameType | None], None] | None = None
+
+    def watch(self) -> None:
+        import _signal  # type: ignore[import-not-found]  # `signal` takes some milliseconds
+
+        if _signal.getsignal(_signal.SIGURG) == _signal.SIG_DFL:
+            _signal.signal(_signal.SIGURG, self)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.gpuslice_answer is not None:
+            self.gpuslice_answer(frame)
+
+
 def load_shim() -> None:
     """Put the vmm route's memory shim under torch, if that is the job's route; it must come before torch."""
     if os.environ.get("GPUSLICE_ROUTE") != "vmm":
@@ -286,9 +307,11 @@ if __name__ == "sitecustomize":
     if trains(os.environ, sys.orig_argv):
         early_threads = EarlyThreads()
         early_threads.watch()
+        MainThreadCalls().watch()
         sys.meta_path.insert(0, AfterImport("torch", lambda: install_hooks(early_threads), load_shim))
         for trainer in RAY_TRAINERS:
             sys.meta_path.insert(0, AfterImport(trainer, functools.partial(change_trainer, trainer)))
     elif may_join(os.environ, sys.orig_argv):
+        MainThreadCalls().watch()
         sys.meta_path.insert(0, AfterImport("torch", prepare_candidate, load_shim))
     run_user_sitecustomize()

@@ -65,11 +65,39 @@ def test_worker_processes_change_nothing(counter: BoundaryCounter) -> None:
     del workers
 
 
-def test_other_threads_have_no_boundaries(counter: BoundaryCounter) -> None:
-    thread = threading.Thread(target=lambda: list(loader()))
+def in_thread(function: Callable[..., object], *arguments: object) -> None:
+    thread = threading.Thread(target=function, args=arguments)
     thread.start()
     thread.join()
-    assert counter.count == 0
+
+
+def test_boundaries_are_those_of_the_thread_that_fetches(counter: BoundaryCounter) -> None:
+    in_thread(list, loader())
+    assert counter.count == 4
+
+
+def test_a_thread_that_fetches_for_one_that_trains_has_no_boundaries(counter: BoundaryCounter) -> None:
+    net, x = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    net(x).sum().backward()
+    optimizer.step()
+    counted = counter.count
+    in_thread(list, loader())
+    assert counter.count == counted
+
+
+def test_steps_of_two_threads_are_the_job_s_and_the_boundaries_those_of_one(counter: BoundaryCounter) -> None:
+    net, x = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def train() -> None:
+        net(x).sum().backward()
+        optimizer.step()
+
+    train()
+    counted = counter.count
+    in_thread(train)
+    assert (counter.steps, counter.count, counter.thread.ident) == (2, counted, threading.get_ident())
 
 
 class Suspended:
@@ -322,13 +350,11 @@ def test_backward_passes_amid_the_handling_of_an_error_are_boundaries(
     assert counter.count == 3
 
 
-def test_backward_passes_of_other_threads_are_no_boundaries(
+def test_backward_passes_are_boundaries_in_whichever_thread_they_run(
     counter: BoundaryCounter, no_optimizer: None
 ) -> None:
-    thread = threading.Thread(target=descend, args=(torch.ones(3, requires_grad=True), 2))
-    thread.start()
-    thread.join()
-    assert counter.count == 0
+    in_thread(descend, torch.ones(3, requires_grad=True), 2)
+    assert counter.count == 2
 
 
 def test_an_optimizer_that_has_not_stepped_yet_is_waited_for(counter: BoundaryCounter) -> None:

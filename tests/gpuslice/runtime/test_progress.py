@@ -49,7 +49,7 @@ class Process:
         settings = Settings(ramdisk_dir=str(directory), ramdisk_limit="1G")
         self.runtime = Runtime(settings, RankIdentity(), self.boundaries)
         self.boundaries.hooked = True
-        hook = BeforeFetch(PLAIN_NEXT, self.boundaries.fetching)
+        hook = BeforeFetch(PLAIN_NEXT, self.boundaries.fetching, self.boundaries.thread)
         monkeypatch.setattr(dataloader._BaseDataLoaderIter, "__next__", hook)
         self.model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.4), nn.Linear(4, 1))
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)

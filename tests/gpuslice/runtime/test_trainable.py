@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from gpuslice.profiler.skew import Skew
+from gpuslice.runtime.threads.training_thread import TrainingThread
 from gpuslice.runtime.trainable import FIRST_STEPS, report_skew
 
 
@@ -26,7 +27,7 @@ def trains(sizes: tuple[int, ...], steps: int = FIRST_STEPS) -> Callable[[], Non
 
 def test_steps_of_another_thread_are_not_the_job_s() -> None:
     told: list[Skew] = []
-    report_skew(told.append)
+    report_skew(told.append, TrainingThread())
     trains((4, 4), steps=1)()
     other = threading.Thread(target=trains((100,)))
     other.start()
@@ -40,7 +41,7 @@ def test_steps_of_another_thread_are_not_the_job_s() -> None:
 
 def test_steps_of_a_fork_are_not_the_job_s() -> None:
     told: list[Skew] = []
-    report_skew(told.append)
+    report_skew(told.append, TrainingThread())
     pid = os.fork()
     if pid == 0:
         trains((100,))()

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Protocol
 
@@ -73,6 +74,7 @@ class ThreadGate:
         self._is_shut = False
         self._left = threading.Event()
         self._modes: dict[int, _GateMode] = {}
+        self._standing: set[int] = set()
         self._early: EarlyThreads | None = None
 
     def install(self) -> None:
@@ -113,6 +115,17 @@ class ThreadGate:
 
         mode.__enter__()
         thread._delete = leave  # type: ignore[attr-defined]
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """Inside the block the calling thread stands still, whatever its stack looks like."""
+        ident = threading.get_ident()
+        self._standing.add(ident)
+        self._left.set()
+        try:
+            yield
+        finally:
+            self._standing.discard(ident)
 
     def mode(self) -> _GateMode:
         """The mode under which the calling thread's torch operations pass this gate."""
@@ -161,12 +174,12 @@ class ThreadGate:
     def _others(self) -> Iterator[tuple[str, int, list[FrameType]]]:
         """Name, ident and frames of each other Python thread that is not known to be harmless."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        harmless = _compilers() | {threading.get_ident()}
+        harmless = _compilers() | self._standing | {threading.get_ident()}
         for ident, frames in stacks().items():
             name = names.get(ident, f"#{ident}")
             if ident in harmless or name.startswith(OWN_PREFIX):
                 continue
-            if not (_torch_module(frames) or "").startswith(_IDLE_MODULES):
+            if not _waits_in_torch(frames):
                 yield name, ident, frames
 
     def _busy(self) -> tuple[str, str] | None:
@@ -270,6 +283,16 @@ def knows_torch(frame: FrameType) -> bool:
         if isinstance(home, str) and home.split(".")[0] == "torch":
             return True
     return False
+
+
+def inside_torch(frames: Iterable[FrameType]) -> bool:
+    """Return True if a stack, the innermost frame first, is inside torch and does not just wait there."""
+    found = _torch_module(frames)
+    return found is not None and not found.startswith(_IDLE_MODULES)
+
+
+def _waits_in_torch(frames: Iterable[FrameType]) -> bool:
+    return (_torch_module(frames) or "").startswith(_IDLE_MODULES)
 
 
 def _torch_module(frames: Iterable[FrameType]) -> str | None:

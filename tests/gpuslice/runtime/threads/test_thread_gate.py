@@ -14,10 +14,10 @@ import torch
 from torch._inductor.async_compile import AsyncCompile
 
 from gpuslice.errors import SuspendRefusedError
-from gpuslice.runtime.thread_gate import ThreadGate
+from gpuslice.runtime.threads.thread_gate import ThreadGate
 
-from ...patience import PATIENCE_S
-from ..conftest import Workshop
+from ....patience import PATIENCE_S
+from ...conftest import Workshop
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_a_thread_s_exception_shows_no_frame_of_ours(
     while trace is not None:
         files.append(trace.tb_frame.f_code.co_filename)
         trace = trace.tb_next
-    assert not any(file.endswith("gpuslice/runtime/thread_gate.py") for file in files)
+    assert not any(file.endswith("gpuslice/runtime/threads/thread_gate.py") for file in files)
 
 
 def test_a_pin_memory_thread_is_known_to_be_harmless(gate: ThreadGate) -> None:
@@ -301,3 +301,21 @@ def test_a_thread_that_no_gate_stops_is_refused_by_name(workshop: Workshop) -> N
     done = workshop.gpuslice_run("--suspend-at", "3", "early.py")
     assert (done.returncode, done.stdout) == (3, "")
     assert "may use torch at any time" in done.stderr
+
+
+def test_a_thread_that_stands_still_is_no_obstacle(gate: ThreadGate) -> None:
+    """It stands within torch: a DataLoader's ``__next__`` has called the hook in which it does."""
+    standing, done = threading.Event(), threading.Event()
+
+    def stand(*arguments: object) -> torch.Tensor:
+        with gate.standing():
+            standing.set()
+            done.wait(PATIENCE_S)
+        return torch.ones(1)
+
+    with running(lambda: torch.utils._pytree.tree_map(stand, [1])):
+        standing.wait(PATIENCE_S)
+        gate.close()
+        assert gate.alone
+        gate.open()
+        done.set()
