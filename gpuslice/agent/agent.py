@@ -170,7 +170,7 @@ class Agent:
         if not self._orders.arrive(boundary):
             return late
         try:
-            late = main_thread.run(partial(self._park, boundary, leased=leased))
+            late = main_thread.park(partial(self._park, boundary, leased=leased))
             self._watch.obstacle = ""
         except MainThreadStuckError as error:
             self._watch.obstacle = f"at which it can park: {error.message}"

@@ -87,7 +87,7 @@ def stay_suspended(runtime: Runtime, wait: Callable[[], object] = lambda: None) 
         return late
 
     try:
-        return runtime.main_thread.run(park)
+        return runtime.main_thread.park(park)
     except MainThreadStuckError as error:
         end(error)
 

@@ -11,13 +11,16 @@ the main thread parks, or the I/O thread takes ``stop_at`` back and answers ``Ov
     PARKED     grant       remembered for after Resume   end without the script's own code
     ON_LEAVE   grant       remembered for after Resume   nothing
 
-An epoch smaller than the newest one makes any order stale; stale orders change nothing.
+A Suspend that calls off the one before comes when the job is told to end, too: it may run on then, with or
+without a lease, until it has. An epoch smaller than the newest one makes any order stale; stale orders change
+nothing.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import signal
 import threading
 import time
 import weakref
@@ -68,6 +71,8 @@ class Orders:
         self._dismissal: Dismiss | None = None
         self._asked_to_end = False
         self._refusal: GpusliceError | None = None
+        #: Whether the last order to stop was taken back, as it is when the job is told to end.
+        self._called_off = False
         #: Where to stop after a leave.
         self._later = NEVER
         #: Whether ``stop_at`` is no order, but there to hear of the next boundary.
@@ -82,6 +87,7 @@ class Orders:
                     self._boundaries.stop_at = NEVER
                 elif order.epoch > self.epoch and self.phase is Phase.ON_LEAVE:
                     self._later = NEVER
+                self._called_off = self._called_off and order.epoch == self.epoch
                 self.epoch = order.epoch
                 if self.phase is not Phase.RUNNING:
                     self._grant = order
@@ -94,10 +100,15 @@ class Orders:
             if order.epoch != self.epoch or self.phase is Phase.WAITING:
                 return []
             boundaries = self._boundaries
+            self._called_off = order.stop_at >= _CALLED_OFF
             if self.phase is Phase.ON_LEAVE:
                 self._later = order.stop_at
                 return []
             if self.phase is Phase.PARKED:
+                if self._called_off and self._grant is None and _handles_the_end():
+                    # The handler may have run just before it parked, and only set a flag.
+                    self._asked_to_end = True
+                    self._tell()
                 if order.stop_at > boundaries.count:
                     boundaries.stop_at = order.stop_at
                 return []
@@ -136,6 +147,8 @@ class Orders:
             self._boundaries.stop_at = NEVER
             listening, self._listening = self._listening, False
             if listening or self._dismissal is not None:
+                return False
+            if self.phase is Phase.ON_LEAVE and self._called_off:
                 return False
             if self.phase is Phase.ON_LEAVE:
                 self._boundaries.stop_at, self._later = max(self._later, boundary + 1), NEVER
@@ -238,3 +251,8 @@ class Orders:
                 or self._asked_to_end
                 or self._refusal is not None
             )
+
+
+def _handles_the_end() -> bool:
+    """Return True if the script has a handler for the signal by which the scheduler tells it to end."""
+    return callable(signal.getsignal(signal.SIGTERM))

@@ -11,7 +11,6 @@ import multiprocessing.util
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -233,12 +232,7 @@ def deliver(signals: Sequence[int]) -> None:
 
     They only become due here. Python runs a handler when it next looks for one, which is after a call of a
     C function, in a loop and when a function begins, but not while calls return: so it is run in
-    the script's own code, and a traceback through it shows no frame of ours. From another thread they are
-    sent to the main one, which may be waiting for something.
+    the script's own code, and a traceback through it shows no frame of ours. For the main thread.
     """
-    if threading.get_ident() != threading.main_thread().ident:
-        for number in signals:
-            signal.pthread_kill(threading.main_thread().ident or 0, number)
-        return
     # One instruction goes through the map, and Python does not look in the midst of it.
     _ = [*map(_falls_due, signals)]

@@ -305,6 +305,7 @@ class Core:
             self.close_if_gone(job, now)
         else:
             self.order(Kill(job.id, reason or job.state.value))
+            self.reports.let_run_to_the_end(job)
 
     # The other events.
 

@@ -77,6 +77,7 @@ def end_to_relaunch(core: CoreContract, job: Gang, now: float) -> None:
     core.switch_costs.forget(job)
     core.order(Notice("relaunched", job.id, {"from": len(job.ranks), "to": len(job.wanted)}))
     core.order(Kill(job.id, "it is started anew for other devices"))
+    core.reports.let_run_to_the_end(job)
     relaunch_if_gone(core, job, now)
 
 

@@ -17,6 +17,7 @@ from types import CodeType, FrameType
 from typing import Generic, TypeVar
 
 from gpuslice.checkpoint.discover.thread_stacks import stack, stack_of
+from gpuslice.checkpoint.gate import OWN_PREFIX
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.runtime.threads.thread_gate import ThreadGate, inside_torch
 
@@ -25,6 +26,9 @@ CALL = signal.SIGURG
 #: How long the main thread may take to react before the suspend is refused.
 PATIENCE_S = 10.0
 _LOOK_AGAIN_S = 0.05
+#: A signal that comes while the main thread goes back to what it waited in is noticed at the next one only:
+#: Python looks for signals before it waits, and not as it begins to. So there is a next one after so long.
+_NUDGE_S = 0.05
 #: The same for one that has not reacted the last time, while the training stands still.
 _ONCE_MORE_S = 0.2
 _REMEDY = "have the main thread wait in Python, by thread.join() for instance, or train in the main thread"
@@ -101,6 +105,7 @@ class MainThread:
         self._one_at_a_time = threading.Lock()
         self._call: _Call[object] | None = None
         self._reacts = True
+        self._late: list[int] = []
 
     def listen(self) -> None:
         """React from now on, unless the script uses the signal itself.
@@ -143,6 +148,9 @@ class MainThread:
             call.done.wait(_LOOK_AGAIN_S)
         call.done.wait()
         self._reacts = True
+        nudge = threading.Timer(_NUDGE_S, signal.pthread_kill, (main_thread.ident or 0, CALL))
+        nudge.name, nudge.daemon = f"{OWN_PREFIX}nudge", True
+        nudge.start()
 
     def _answer(self, frame: FrameType | None) -> None:
         """In the main thread: do what it is asked, unless it is amid something of torch's or of ours."""
@@ -153,6 +161,27 @@ class MainThread:
         self._where = _place(frames)
         del frame, frames  # they would keep their variables alive
         call.perform()
+        if self._late:
+            late, self._late = self._late, []
+            for number in late:
+                signal.raise_signal(number)
+
+    def park(self, act: Callable[[], list[int]]) -> list[int]:
+        """Run ``act``, which parks the job and returns the signals that were held back meanwhile.
+
+        Returns
+        -------
+        list of int
+            Those for the caller to `deliver`. In another thread none: their handlers have run, or do now.
+        """
+        if _is_main():
+            return act()
+
+        def parked() -> None:
+            self._late = act()
+
+        self.run(parked)
+        return []
 
     @property
     def stays(self) -> bool:

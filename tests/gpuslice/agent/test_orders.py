@@ -19,6 +19,9 @@ from gpuslice.wire import (
 
 from .rank import Rank, on_leave
 
+#: Where an order says to stop that takes back the one before.
+CALLED_OFF = 2**62
+
 
 def test_the_first_lease_ends_the_waiting(rank: Rank) -> None:
     assert rank.orders.phase is Phase.WAITING
@@ -191,6 +194,27 @@ def test_a_stop_that_a_job_on_leave_has_reached_comes_one_later(rank: Rank) -> N
     assert rank.orders.arrive(5)
     assert isinstance(rank.orders.await_order(), Resume)
     assert rank.boundaries.stop_at == 6
+
+
+def test_a_job_that_is_told_to_end_runs_on(rank: Rank) -> None:
+    """The script's handler sets a flag, which its loop looks at some boundaries later."""
+    on_leave(rank, 4)
+    rank.orders.suspend(Suspend(epoch=1, stop_at=CALLED_OFF))
+    assert not any(rank.orders.arrive(boundary) for boundary in (5, 6))
+
+
+def test_a_job_that_parked_behind_its_handler_comes_back(rank: Rank) -> None:
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        rank.running(boundary=4)
+        rank.orders.suspend(Suspend(epoch=1, stop_at=5))
+        assert rank.orders.arrive(5)
+        rank.orders.suspend(Suspend(epoch=1, stop_at=CALLED_OFF))
+        assert rank.orders.await_order() is None
+        rank.orders.take_leave()
+        assert not rank.orders.arrive(6)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_where_a_former_lease_was_to_end_is_forgotten_with_it(rank: Rank) -> None:

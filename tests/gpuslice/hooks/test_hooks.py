@@ -89,14 +89,10 @@ def test_a_thread_that_fetches_for_one_that_trains_has_no_boundaries(counter: Bo
 def test_steps_of_two_threads_are_the_job_s_and_the_boundaries_those_of_one(counter: BoundaryCounter) -> None:
     net, x = model()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-
-    def train() -> None:
-        net(x).sum().backward()
-        optimizer.step()
-
-    train()
+    net(x).sum().backward()
+    optimizer.step()
     counted = counter.count
-    in_thread(train)
+    in_thread(optimizer.step)
     assert (counter.steps, counter.count, counter.thread.ident) == (2, counted, threading.get_ident())
 
 

@@ -20,6 +20,7 @@ from gpuslice.sched_core.core.events import (
     Tell,
     WakeAt,
 )
+from gpuslice.sched_core.core.rank_reports import NEVER
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.types import MAX_COUNT
 
@@ -153,7 +154,10 @@ def test_a_script_that_ends_while_told_to_stop_has_succeeded() -> None:
 def test_cancelling_kills_and_frees_the_device_for_the_next() -> None:
     driver = Driver()
     driver.running_pair()
-    assert driver.do(Cancelled("a", "enough"))[0] == Kill("a", "enough")
+    commands = driver.do(Cancelled("a", "enough"))
+    assert commands[0] == Kill("a", "enough")
+    ((job, _, order),) = told(commands, wire.Suspend)
+    assert (job, order.stop_at) == ("a", NEVER), "it may run on until it has saved what it wants to"
     driver.do(RankGone("a", 0))
     assert len(told(driver.do(Exited("a", -15)), wire.Resume)) == 1
     with pytest.raises(IllegalTransitionError, match="cancelled"):
