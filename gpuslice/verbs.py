@@ -237,6 +237,8 @@ class JobInfo(Verb, frozen=True):
     peak_bytes: int | None = None
     most_devices: int | None = None
     processes: str | None = None
+    held_s: float = 0.0
+    switching_s: float = 0.0
 
     @property
     def ended(self) -> bool:

@@ -36,14 +36,14 @@ class Ledger:
     cluster
         Whose devices.
     policy
-        Name of the policy, for messages.
+        Name of the policy, for messages; kept as ``policy``.
     """
 
     def __init__(self, cluster: Cluster, policy: str) -> None:
         self._cluster = cluster
         #: How many devices nobody holds.
         self.free = cluster.size
-        self._policy = policy
+        self.policy = policy
         nobody: list[Job | None] = [None] * len(cluster.node_of)
         #: Devices that nobody can have.
         self._absent: frozenset[int] = frozenset()
@@ -59,7 +59,7 @@ class Ledger:
         It costs nothing for each device: of them it keeps only what it changes.
         """
         twin = object.__new__(Ledger)
-        twin._cluster, twin._policy, twin._absent = self._cluster, self._policy, self._absent
+        twin._cluster, twin.policy, twin._absent = self._cluster, self.policy, self._absent
         twin.free = self.free
         twin._holder = _Overlay(self._holder)
         twin._sharers = {device: list(jobs) for device, jobs in self._sharers.items()}
@@ -179,7 +179,7 @@ class Ledger:
 
     def _impossible(self, what: str, plan: Plan) -> PolicyError:
         return PolicyError(
-            f"policy {self._policy} returned an impossible plan: {what}; the plan: {summary(plan)}"
+            f"policy {self.policy} returned an impossible plan: {what}; the plan: {summary(plan)}"
         )
 
 

@@ -87,9 +87,13 @@ class Changes:
     begun
         Jobs whose ``since_s`` was not known, or later, when they were started: they make progress since (or
         from) then. They may have finished since.
+    settled
+        Jobs that have attained service since a plan took their devices: until they had left them, or because
+        they could not. They wait, and may have finished since. In a simulation, where jobs leave at once,
+        there are none.
     """
 
-    __slots__ = ("arrived", "begun", "finished", "reset", "succeeded")
+    __slots__ = ("arrived", "begun", "finished", "reset", "settled", "succeeded")
 
     def __init__(self, *, reset: bool = False) -> None:
         self.reset = reset
@@ -97,6 +101,7 @@ class Changes:
         self.finished: list[Job] = []
         self.succeeded: list[Job] = []
         self.begun: list[Job] = []
+        self.settled: list[Job] = []
 
     def outdated(self) -> Changes:
         """A reset, with what nobody could see from the whole picture."""

@@ -209,10 +209,11 @@ class Core:
 
     def settle(self, job: Gang, now: float) -> None:
         """See whether the ranks of ``job`` have all got where they were told to go."""
+        job.book(now)
         if job.all_on() and job.allows(Trigger.ALL_ON):
             job.move(Trigger.ALL_ON, now)
+            job.refusals.resume.succeeded()
             if job.placed and not job.lent:
-                job.settle(now)  # it may have been there all the while, and have refused to leave
                 job.since_s = job.counts_from(now)
                 self.planning.begun(job)
             job.first_start_s = now if job.first_start_s is None else job.first_start_s
@@ -220,12 +221,15 @@ class Core:
                 self.order(notice)
             self.planning.due = True
         elif job.all_parked() and job.allows(Trigger.ALL_PARKED):
-            job.stand_still(now)
+            job.stand_still()
+            job.count_leaving()
+            job.refusals.suspend.succeeded()
             if job.needs_relaunch and not job.reached_max_steps:
                 restarts.end_to_relaunch(self, job, now)
                 return
             job.move(Trigger.ALL_PARKED, now)
             self.vacate(job)
+            self.planning.parked(job, now)
             self.relocations.confine(job)
             if job.reached_max_steps:
                 self.end(job, Trigger.SUCCEED, f"it has made its {job.spec.max_steps} steps", now)
@@ -235,8 +239,9 @@ class Core:
         job.move(Trigger.GRANT, now)
         self.prestart.leave(job)
         job.epoch += 1
-        job.refusals = 0
         self.occupy(job, devices)
+        job.change_rate(self.planning.throughput.rate(job, len(devices)), now)
+        job.book(now)
         for rank in job.present(RankPhase.PARKED):
             self.resume_rank(job, rank.number)
 
@@ -263,7 +268,7 @@ class Core:
         self.relocations.confine(job)
         self.order(Notice("began", job.id, {"setup_s": job.setup_s}))
         self.relocations.arrived(job, now)
-        if job.placed and now < job.since_s < inf:
+        if job.placed and job.since_s < inf:
             job.since_s = now
             self.planning.begun(job)
 

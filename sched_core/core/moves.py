@@ -163,7 +163,6 @@ class Moves:
         for moved, devices, shared in moves:
             if devices:
                 self._plan.assign(moved, devices, now, shared=shared)
-                moved.migrations += bool(moved.lease)
                 self.granted(moved, moved=True)
         self._plan.start_again()
 

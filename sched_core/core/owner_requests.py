@@ -90,6 +90,7 @@ def _hold(core: CoreContract, job: Gang, now: float) -> None:
         raise job.illegal("suspend by its owner")
     job.held = True
     job.history.append((now, "held by its owner"))
+    job.book(now)
     core.planning.withhold(job, now)
     core.reconcile_later(job)
 
@@ -98,6 +99,7 @@ def _release(core: CoreContract, job: Gang, now: float) -> None:
     if job.state.ended or not job.held:
         raise job.illegal("resume by its owner")
     job.held = False
+    job.book(now)
     job.history.append((now, "released by its owner"))
     if job.ready:
         core.announce(job, now)

@@ -36,6 +36,7 @@ from gpuslice.sched_core.policy import (
     View,
 )
 from gpuslice.sched_core.policy_calls import ask_for_plan
+from gpuslice.sched_core.verification import verify
 
 from .computations import Computations
 from .contract import CoreContract
@@ -145,10 +146,30 @@ class Planning:
         if self.quotas.enter(job):
             self._show(job, now)
         else:
-            self.waits.begin(job, now, quota=True)
+            self._wait(job, now, quota=True)
+
+    def _wait(self, job: Gang, now: float, *, quota: bool = False) -> None:
+        """Note why ``job`` waits; not before it has left its devices."""
+        if not job.lease:
+            self.waits.begin(job, now, quota=quota)
+
+    def parked(self, job: Gang, now: float) -> None:
+        """``job`` has left its devices. Unless it is to have others, it waits from now on."""
+        if job.running:
+            return
+        job.since_s = now
+        if job.id in self._eligible:
+            self.waits.begin(job, now)
+            self.settled(job)
+
+    def settled(self, job: Gang) -> None:
+        """``job`` has trained since its devices were taken from it in the plan; policies look at it again."""
+        if not job.running and job.id in self._eligible and not self._view.changes.reset:
+            self._view.changes.settled.append(job)
+        self.due = True
 
     def _show(self, job: Gang, now: float) -> None:
-        self.waits.begin(job, now)
+        self._wait(job, now)
         self._eligible[job.id] = job
         if job.spec.deadline_s is not None:
             self._dated[job.id] = job
@@ -167,7 +188,6 @@ class Planning:
         if self._eligible.pop(job.id, None) is not None and not self._view.changes.reset:
             self._view.changes.withdrawn(job)
         if job.running:
-            job.settle(now)
             self.ledger.release(job)
         for follower in self.quotas.leave(job):
             if not follower.launched:
@@ -264,7 +284,7 @@ class Planning:
         plan: Plan | None = None
         try:
             plan = ask_for_plan(self._policy, self._view)
-            self._verify(plan, now)
+            verify(plan, self._view, self.ledger, self._eligible)
         except PolicyError as error:
             self._complain(error, plan)
             self.start_again()
@@ -286,37 +306,6 @@ class Planning:
             details = {"policy": self._policy.name, "error": text, "plan": shown}
             self._core.order(Notice("policy_failed", details=details))
 
-    def _verify(self, plan: Plan, now: float) -> None:
-        """Refuse a plan that is not possible as a whole; nothing is changed."""
-        if plan.wake_at_s is not None and plan.wake_at_s <= now:
-            raise PolicyError(f"policy {self._policy.name} asks at {now} to be woken at {plan.wake_at_s}")
-        if not plan.decisions:
-            return
-        trial = self.ledger.copy()
-        trial.check_names(plan)
-        grants: list[tuple[Start | Migrate, Gang]] = []
-        for decision in plan.decisions:
-            running = None if isinstance(decision, Stop) else not isinstance(decision, Start)
-            job = trial.check(self._eligible, decision.job, plan, running=running)
-            if job.running:
-                trial.release(job)
-            if isinstance(decision, Start | Migrate):
-                grants.append((decision, job))
-        for grant, job in grants:
-            trial.grant(job, grant.devices, shared=grant.shared, plan=plan)
-            self._verify_memory(trial, grant, plan)
-
-    def _verify_memory(self, trial: Ledger, grant: Start | Migrate, plan: Plan) -> None:
-        """Refuse to put together jobs that ask for more memory than a device has."""
-        limit = self._core.memory_bytes
-        for device in grant.devices if limit and grant.shared else ():
-            asked = sum(holder.spec.device_memory_bytes for holder in trial.holders(device))
-            if asked > limit:
-                raise PolicyError(
-                    f"policy {self._policy.name} puts jobs on device {device} that ask for {asked} bytes of "
-                    f"its {limit}; the plan: {summary(plan)}"
-                )
-
     def _adopt(self, plan: Plan, now: float) -> None:
         """Enter ``plan``, which is possible, in the ledger: release first, then grant."""
         self.wake_s = None if plan.wake_at_s == inf else plan.wake_at_s
@@ -328,8 +317,6 @@ class Planning:
                 continue
             if isinstance(decision, Suspend | Migrate):
                 self.unassign(job, now)
-                job.preemptions += isinstance(decision, Suspend)
-                job.migrations += isinstance(decision, Migrate) and decision.devices != job.placement
             if isinstance(decision, Start | Migrate):
                 grants.append((decision, job))
         for grant, job in grants:
@@ -379,10 +366,9 @@ class Planning:
 
     def unassign(self, job: Gang, now: float) -> None:
         """Take its devices from ``job``, which waits for others from now on."""
-        job.settle(now)
         self.ledger.release(job)
         job.running, job.since_s = False, now
-        self.waits.begin(job, now)
+        self._wait(job, now)
         self._core.reconcile_later(job)
 
     def assign(self, job: Gang, devices: Sequence[int], now: float, *, shared: bool) -> None:
@@ -390,7 +376,7 @@ class Planning:
         devices = self._core.relocations.in_order(devices)
         self.ledger.grant(job, devices, shared=shared, plan=Plan())
         self.waits.end(job, now)
-        job.running, job.placement, job.rate = True, tuple(devices), self.throughput.rate(job, len(devices))
+        job.running, job.placement = True, tuple(devices)
         # It makes progress once all its ranks are on the device (Core.settle), unless they still are, and
         # it trains (Core.begin).
         stays = job.state is JobState.RUNNING and job.lease == job.placement

@@ -120,9 +120,10 @@ class RankProcesses:
 
     def _leave(self, job: Gang, now: float) -> None:
         """Nothing of ``job`` is on its devices: give them back."""
-        job.stand_still(now)
+        job.stand_still()
         job.move(Trigger.EMPTY, now)
         self._core.vacate(job)
+        self._core.planning.parked(job, now)
         if job.spec.joined:
             job.width = job.world = 0
         self._core.order(Notice("idle", job.id, {"steps": job.steps}))
@@ -139,10 +140,11 @@ class RankProcesses:
 
         Their set-up is no attained service, as that of the first was none.
         """
-        job.stand_still(now)
+        job.stand_still()
+        job.begin_setup(now)
         job.move(Trigger.FOLLOW, now)
         job.epoch += 1
-        job.refusals = 0
+        job.refusals.resume.succeeded()
         for rank in job.present(RankPhase.PARKED):
             self._core.resume_rank(job, rank.number)
 

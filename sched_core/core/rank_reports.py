@@ -25,6 +25,7 @@ from gpuslice.wire import (
 )
 from gpuslice.wire import Suspend as SuspendMessage
 
+from . import timeouts
 from .contract import CoreContract
 from .events import Notice
 
@@ -32,8 +33,8 @@ from .events import Notice
 NEVER = 2**62
 #: A job whose resume was refused so often in a row has failed.
 MAX_RESUME_REFUSALS = 5
-_RETRY_S = 0.5
-_MAX_RETRY_S = 60.0
+#: One whose suspend was refused so often in a row stays where it is, until the policy decides anew.
+MAX_SUSPEND_REFUSALS = 5
 #: Beyond that, doubling a time or a distance once more makes no difference, until it is no number any more.
 _MOST_DOUBLINGS = 30
 
@@ -211,6 +212,14 @@ class RankReports:
             self._tell_to_stop(job, rank)
         self._core.settle(job, now)
 
+    def _stay(self, job: Gang, now: float) -> None:
+        """Let ``job``, one of whose ranks cannot leave its device, go on there, and try again later."""
+        self.call_off(job, now)
+        job.refusals.suspend.failed(now)
+        self._core.planning.settled(job)
+        if job.refusals.suspend.failures >= MAX_SUSPEND_REFUSALS:
+            timeouts.plan_with_present(self._core, job, now)
+
     def _advance(self, job: Gang, rank: Rank, now: float, boundary: int, step: int = 0) -> None:
         rank.boundary = max(rank.boundary, boundary)
         rank.step = max(rank.step, step)
@@ -244,7 +253,7 @@ class RankReports:
         if called_off:
             if job.allows(Trigger.LATE_PARK):
                 job.move(Trigger.LATE_PARK, now)
-                job.stand_still(now)
+                job.stand_still()
                 self._core.reconcile_later(job)
             self._core.resume_rank(job, rank.number)
         elif len(job.ranks) > 1 and message.boundary != job.stop_at:
@@ -270,15 +279,15 @@ class RankReports:
         job.history.append((now, f"rank {rank.number} refused: {message.error}"))
         if not message.running:
             rank.phase = RankPhase.PARKED
-            if not message.retryable or job.refusals + 1 >= MAX_RESUME_REFUSALS:
+            if not job.refusals.resume.pauses(now):  # else another rank has refused the same try
+                job.refusals.resume.failed(now)
+            if not message.retryable or job.refusals.resume.failures >= MAX_RESUME_REFUSALS:
                 self._core.end(
                     job, Trigger.FAIL, f"it could not be resumed: {message.error}", now, Kind.RESOURCE
                 )
                 return
         elif job.state is JobState.SUSPENDING:
-            self.call_off(job, now)
-        job.retry_at_s = now + min(_RETRY_S * 2 ** min(job.refusals, _MOST_DOUBLINGS), _MAX_RETRY_S)
-        job.refusals += 1
+            self._stay(job, now)
         self._core.reconcile_later(job)
 
 

@@ -59,7 +59,7 @@ class Reconciliation:
             return
         core.deadlines.report_missed(now)
         jobs, planned_s = self._jobs.values(), core.planning.wake_s
-        waits = [job.retry_at_s for job in jobs if job.retry_at_s > now]
+        waits = [when_s for job in jobs for when_s in _tried_again_s(job) if when_s > now]
         waits += [*map(timeouts.due_s, jobs), inf if planned_s is None else planned_s]
         waits += [core.deadlines.due_s(), core.trials.due_s(), core.prestart.due_s()]
         wake_s = min((when_s for when_s in waits if when_s < inf), default=None)
@@ -75,10 +75,12 @@ class Reconciliation:
             return
         if job.idle_since_s is not None and job.lease and job.lease != job.wanted:
             core.processes.give_up_devices(job, now)
-        if now < job.retry_at_s:
+        if now < job.not_before_s:
             return
         core.prestart.offer(job, now)
         if job.state is JobState.RUNNING and job.lease != job.wanted:
+            if job.refusals.suspend.pauses(now):
+                return
             job.move(Trigger.REVOKE, now)
             core.switch_costs.begun(job)
             job.overshoots = 0
@@ -92,7 +94,7 @@ class Reconciliation:
                 core.relocations.begin(job, now)
             else:
                 core.grant(job, job.wanted, now)
-        elif job.state in IN_TRANSIT:
+        elif job.state in IN_TRANSIT and not job.refusals.resume.pauses(now):
             core.reports.try_again(job)
         if job.lease == job.wanted and job.state not in IN_TRANSIT and timeouts.due_s(job) == inf:
             self.forget(job)
@@ -109,3 +111,8 @@ class Reconciliation:
             for device in job.wanted
             for other in core.occupants[device].values()
         )
+
+
+def _tried_again_s(job: Gang) -> tuple[float, ...]:
+    """When what ``job`` has refused or failed to do is tried again."""
+    return job.not_before_s, job.refusals.suspend.until_s, job.refusals.resume.until_s

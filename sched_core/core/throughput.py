@@ -78,9 +78,10 @@ class MeasuredThroughput:
         }
         curve = self._curves[job.kind] = SpeedCurve()
         curve.learn({devices: rate / rates[min(rates)] for devices, rate in rates.items()})
-        if job.running:
-            job.settle(now)
-            job.rate = self.rate(job, len(job.placement))
+        if job.lease:
+            job.change_rate(self.rate(job, len(job.lease)), now)
+            if job.running and job.since_s < now:
+                job.since_s = now  # of what it has had until now nothing is to be reckoned at the new rate
 
     def rate(self, job: Job, devices: int) -> float:
         """Progress per second of ``job`` on ``devices`` devices, 1 on the fewest that it may have."""

@@ -85,13 +85,22 @@ def handle_late(core: CoreContract, job: Gang, now: float) -> None:
     if kill:
         reason = f"it {what} within {limit_s:g} s"
         core.end(job, Trigger.FAIL, reason, now, Kind.INFRASTRUCTURE)
-    elif stopping and job.lent:
+    elif stopping and plan_with_present(core, job, now):
+        core.reports.call_off(job, now)
+
+
+def plan_with_present(core: CoreContract, job: Gang, now: float) -> bool:
+    """Have the policy, or whoever is to be tried, plan with what ``job`` holds and does not leave.
+
+    Return False if it is to leave all the same: its owner wants it off, or it has no part of the quota.
+    """
+    if job.lent:
         core.trials.avoid(job, now)
-        core.reports.call_off(job, now)
-    elif stopping and core.planning.knows(job):
-        # What its owner wants off the devices, or has no part of the quota, stays told to stop.
+    elif core.planning.knows(job):
         core.planning.keep_current(job, now)
-        core.reports.call_off(job, now)
+    else:
+        return False
+    return True
 
 
 def notice(job: Gang, order: str, now: float, *, kill: bool) -> Notice:

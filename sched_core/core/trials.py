@@ -138,7 +138,7 @@ class Trials:
             self._core.planning.begun(job)
             self._changed(job)
         for job in [job for job in lenders.values() if job.id not in self._lenders]:
-            job.lend(now)
+            job.lend()
             self._changed(job)
         self._lenders = lenders
 

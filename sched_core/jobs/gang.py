@@ -6,25 +6,24 @@ from collections import deque
 from math import inf
 
 from gpuslice.errors import IllegalTransitionError
-from gpuslice.sched_core.job import Job, JobSpec
+from gpuslice.sched_core.job import JobSpec
 from gpuslice.wire import Hello
 
+from .accounts import AccountedJob, Activity
 from .failures import Kind
 from .program import Program
 from .rank import Rank, RankPhase
+from .refusals import Refusals
 from .states import TRANSITIONS, JobState, Trigger
 from .step_time import StepTime
 from .wait_reasons import Since
 
 _HISTORY = 40
-#: Set-up beyond this counts as attained service, or a job that never trains could keep its devices for ever.
-SETUP_AT_MOST_S = 300.0
-
 _TRAINING = (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
 _THERE = (*_TRAINING, RankPhase.LEAVING)
 
 
-class Gang(Job):
+class Gang(AccountedJob):
     """A job and its ranks.
 
     ``running`` and ``placement`` of the base are what the policy wants; ``lease`` is what the ranks really
@@ -48,9 +47,9 @@ class Gang(Job):
     overshoots
         How often that had to be raised.
     refusals
-        Suspends or resumes refused in a row.
-    retry_at_s
-        After a refusal: when to try again.
+        Suspends and resumes that it has refused in a row, and when to try again.
+    not_before_s
+        When its next attempt may start.
     ended_s
         When it succeeded, failed or was cancelled.
     ordered_s
@@ -59,16 +58,14 @@ class Gang(Job):
         Whether it was reported for not having done that in time.
     missed
         How often that happened since it was last suspended as told.
-    waited_s, fair_share_s, fragmentation_s
-        How long it waited, and of that for its quota and for devices that were free (``wait_reasons``).
+    fair_share_s, fragmentation_s
+        How long it waited for its quota and for devices that were free (``wait_reasons``).
     waits_since
-        Since when it waits, and what its clocks showed then.
+        Since when it waits for one reason, and what its clocks showed then.
     finishing
         Whether it has made all the steps that its owner wanted, and is about to end well.
     trains
         Whether this attempt has reached its first boundary.
-    setup_s, setup_since_s
-        How long former attempts were on their devices before that, and since when the present one is.
     switch_predicted_s, switch_error_s, switch_s
         What its last switch was to cost and how far that may be off, if anybody knew, and what it did cost.
     attempt, relaunches
@@ -100,7 +97,7 @@ class Gang(Job):
     reason, failure
         Why it failed, the last time, or was cancelled; the class of that failure (``failures.Kind``).
     blame
-        The class of a failure that the core saw by itself, before the command ended.
+        The class of a failure that the core saw before the command ended.
     borrowed, lent
         The devices of its trial, rank order; empty before and after. Whether somebody's trial has borrowed a
         device of those that the policy wants it on.
@@ -114,11 +111,10 @@ class Gang(Job):
         *("attempt", "blame", "borrowed", "deadline_missed", "ended_s", "exit_code", "failure"),
         *("fair_share_s", "finishing", "first_hello_s", "former_steps", "fragmentation_s", "given_up"),
         *("gone_s", "held", "history", "home", "idle_since_s", "late", "launched", "lease", "left_s"),
-        *("lent", "line", "missed", "nodes"),
-        *("ordered_s", "overshoots", "program", "ranks", "reason", "refusals", "relaunches"),
-        *("relocating", "requested_devices", "retry_at_s", "said", "setup_s", "setup_since_s", "state"),
-        *("state_nodes", "step_time", "stop_at", "switch_error_s", "switch_predicted_s"),
-        *("switch_s", "trains", "tried", "waited_s", "waits_since", "width", "world"),
+        *("lent", "line", "missed", "nodes", "not_before_s", "ordered_s", "overshoots", "program"),
+        *("ranks", "reason", "refusals", "relaunches", "relocating", "requested_devices", "said"),
+        *("state", "state_nodes", "step_time", "stop_at", "switch_error_s", "switch_predicted_s"),
+        *("switch_s", "trains", "tried", "waits_since", "width", "world"),
     )
 
     def __init__(self, spec: JobSpec, number: int, program: Program) -> None:
@@ -136,17 +132,16 @@ class Gang(Job):
         self.said = self.reason = self.failure = ""
         self.held = self.lent = self.late = self.given_up = self.relocating = False
         self.launched = self.trains = self.finishing = self.deadline_missed = False
-        self.stop_at = self.overshoots = self.refusals = self.missed = 0
+        self.stop_at = self.overshoots = self.missed = 0
+        self.refusals = Refusals()
         self.attempt = self.relaunches = self.former_steps = 0
         self.line: tuple[Hello, ...] = ()
         self.idle_since_s: float | None = None
-        self.retry_at_s = self.ordered_s = self.setup_s = 0.0
-        self.waited_s = self.fair_share_s = self.fragmentation_s = 0.0
+        self.not_before_s = self.ordered_s = self.fair_share_s = self.fragmentation_s = 0.0
         self.waits_since: Since | None = None
         self.first_hello_s: float | None = None
         self.left_s: float | None = None
         self.gone_s: float | None = None
-        self.setup_since_s: float | None = None
         self.ended_s: float | None = None
         self.switch_predicted_s: float | None = None
         self.switch_error_s: float | None = None
@@ -231,17 +226,18 @@ class Gang(Job):
         self.borrowed, self.since_s = devices, inf
 
     def give_back(self, now: float) -> None:
-        """End the trial; its time is attained service as well."""
-        self.executed_s = self.executed_at(now)
-        self.progress_s = self.progress_at(now)
-        self.service_s = self.service_at(now)
+        """End the trial."""
         self.borrowed, self.since_s = (), now
 
-    def lend(self, now: float) -> None:
-        """Make no progress for a while, although it has devices by the policy's plan."""
-        self.settle(now)
+    def lend(self) -> None:
+        """Be nowhere for a while, although it has devices by the policy's plan."""
         self.lent, self.since_s = True, inf
-        self.preemptions += 1
+
+    def count_leaving(self) -> None:
+        """Count that it leaves its devices: for others that it is to have, or because it is to have none."""
+        moves = bool(self.wanted) and self.wanted != self.lease
+        self.migrations += moves
+        self.preemptions += not moves
 
     def take_back(self, now: float) -> None:
         """Have all devices again that the policy wants it on."""
@@ -250,50 +246,32 @@ class Gang(Job):
             stays = self.state is JobState.RUNNING and self.lease == self.placement
             self.since_s = self.counts_from(now) if stays else inf
 
-    def stand_still(self, now: float) -> None:
+    def stand_still(self) -> None:
         """Make no progress until it is back on its devices, if it is to have some by the policy's plan."""
         if self.running and not self.borrowed:
-            self.settle(now)
             self.since_s = inf
 
-    def executed_at(self, now_s: float) -> float:
-        return super().executed_at(now_s) + self._tried_s(now_s)
+    @property
+    def activity(self) -> Activity:
+        """What it does, as far as its time is concerned."""
+        if self.state.ended:
+            return Activity.ENDED
+        if not self.lease or self.state in (JobState.QUEUED, JobState.SUSPENDED):
+            return Activity.HELD if self.held else Activity.WAITS
+        leaves = self.state is JobState.SUSPENDING and not self.present(RankPhase.PARKED, RankPhase.COMING)
+        if self.state is JobState.RUNNING or leaves:
+            counts = self.trains or self.idle_since_s is not None
+            return Activity.TRAINS if counts else Activity.SETS_UP
+        return Activity.SWITCHES
 
-    def progress_at(self, now_s: float) -> float:
-        return super().progress_at(now_s) + self._tried_s(now_s)
-
-    def service_at(self, now_s: float) -> float:
-        return super().service_at(now_s) + self._tried_s(now_s) * self.demand
-
-    def _tried_s(self, now_s: float) -> float:
-        """How long the present trial has made progress."""
-        return max(0.0, now_s - self.since_s) if self.borrowed else 0.0
-
-    def setup_at(self, now: float) -> float:
-        """How long it has been on its devices without training, up to ``now``: imports, data, models.
-
-        That is not attained service, which is time in which it trains (Tiresias, section 3.2.1), unless it
-        takes longer than ``SETUP_AT_MOST_S``.
-        """
-        if self.setup_since_s is None:
-            return self.setup_s
-        return self.setup_s + min(now - self.setup_since_s, SETUP_AT_MOST_S)
-
-    def counts_from(self, now: float) -> float:
-        """Since when time on its devices counts as attained service, for a job that is there ``now``."""
-        if self.trains:
-            return now
-        if self.setup_since_s is None:
-            self.setup_since_s = now
-        return max(now, self.setup_since_s + SETUP_AT_MOST_S)
-
-    def counts(self, now: float) -> bool:
-        """Whether its time on devices counts at this moment."""
-        return self.placed and self.since_s <= now
+    def book(self, now: float) -> None:
+        """See whether it does something else from now on."""
+        self.account(self.activity, now, len(self.lease))
 
     def end_setup(self, now: float) -> None:
         """It has reached its first boundary."""
-        self.setup_s, self.setup_since_s, self.trains = self.setup_at(now), None, True
+        self.trains = True
+        self.book(now)
 
     def begin_again(self, when_s: float, ranks: int = 0) -> None:
         """Become a job whose next attempt starts at ``when_s``; what it attained stays its own.
@@ -301,16 +279,16 @@ class Gang(Job):
         ``ranks`` of a job whose command is told; without them as many as in the beginning.
         """
         self.attempt += 1
-        self.launched = self.finishing = self.relocating = False
-        self.setup_s = self.setup_at(when_s if self.ended_s is None else self.ended_s)
-        self.setup_since_s, self.trains = None, False
+        self.launched = self.finishing = self.relocating = self.trains = False
+        self.begin_setup(when_s)
         usual = self.demand if self.spec.relaunch else self.spec.ranks
         self.ranks = tuple(map(Rank, range(ranks or usual)))
         self.width = self.world = 0
         self.ended_s = self.blame = self.first_hello_s = self.left_s = self.gone_s = None
         self.former_steps, self.idle_since_s, self.line = 0, None, ()
-        self.stop_at = self.overshoots = self.refusals = self.missed = 0
-        self.retry_at_s = when_s
+        self.stop_at = self.overshoots = self.missed = 0
+        self.refusals.forget()
+        self.not_before_s = when_s
         self.said = ""
         self.step_time = StepTime()
 
@@ -323,11 +301,15 @@ class Gang(Job):
 
     def free_places(self, now: float) -> None:
         """Have no processes, until others come; what those before have done stays the job's own."""
-        self.setup_s, self.setup_since_s, self.trains = self.setup_at(now), None, False
+        self.trains = False
+        if self.running and now < self.since_s < inf:
+            self.since_s = now  # the device is its own without a process, too
         self.former_steps = self.steps
         self.ranks = tuple(map(Rank, range(len(self.ranks))))
         self.first_hello_s, self.idle_since_s = None, now
-        self.stop_at = self.overshoots = self.refusals = 0
+        self.stop_at = self.overshoots = 0
+        self.refusals.forget()
+        self.book(now)
         self.step_time.suspended()
 
     def processes_of(self, number: int) -> list[int]:
@@ -406,6 +388,7 @@ class Gang(Job):
         self.ordered_s, self.late = now, False
         if trigger is Trigger.ALL_PARKED:
             self.missed = 0
+        self.book(now)
         self.history.append((now, f"{trigger.value} -> {self.state.value}"))
 
     def illegal(self, what: str) -> IllegalTransitionError:

@@ -19,9 +19,8 @@ OverShare = Callable[[str, int], bool]
 
 @dataclass(frozen=True)
 class Delays:
-    """How long a job has waited, in seconds, together and for which reason."""
+    """How long a job has waited for which reason, in seconds."""
 
-    waited_s: float
     fair_share_s: float
     fragmentation_s: float
 
@@ -40,12 +39,11 @@ class Since:
 
 
 class Waiter(Protocol):
-    """A job, and how long it waited before it last ran."""
+    """A job, and how long it waited for which reason before it last ran."""
 
     spec: JobSpec
     demand: int
     waits_since: Since | None
-    waited_s: float
     fair_share_s: float
     fragmentation_s: float
 
@@ -115,23 +113,21 @@ class Waits:
             return
         delays = self.delays(job, now)
         job.waits_since = None
-        job.waited_s, job.fair_share_s = delays.waited_s, delays.fair_share_s
-        job.fragmentation_s = delays.fragmentation_s
+        job.fair_share_s, job.fragmentation_s = delays.fair_share_s, delays.fragmentation_s
 
     def delays(self, job: Waiter, now: float) -> Delays:
-        """How long ``job`` has waited up to ``now``."""
-        waited_s = fair_s = fragmented_s = 0.0
+        """How long ``job`` has waited for which reason, up to ``now``."""
+        fair_s = fragmented_s = 0.0
         since = job.waits_since
         if since is not None:
-            waited_s = now - since.at_s
             if since.quota:
-                fair_s = waited_s
+                fair_s = now - since.at_s
             else:
                 fair, fragmented = self._of(job)
                 fair_s = fair.at(now) - since.fair_share_s
                 if since.fragmentation_s is not None:
                     fragmented_s = fragmented.at(now) - since.fragmentation_s
-        return Delays(job.waited_s + waited_s, job.fair_share_s + fair_s, job.fragmentation_s + fragmented_s)
+        return Delays(job.fair_share_s + fair_s, job.fragmentation_s + fragmented_s)
 
     def _of(self, job: Waiter) -> tuple[Stopwatch, Stopwatch]:
         """The stopwatches of ``job``; new ones show nothing and stand still until the next ``update``."""

@@ -42,6 +42,9 @@ class LeastAttained(RankedPolicy[Entry]):
         attained = job.service_at(now_s) if self.by_devices else job.executed_at(now_s)
         return (attained, job.number)
 
+    def has_trained(self, entry: Entry, view: View) -> None:
+        self.ranking.rekey(entry, self.waiting_key(entry, view))
+
     def update(self, view: View) -> None:
         if self._compare_s is not None and view.now_s >= self._compare_s:
             self._compare_s = None

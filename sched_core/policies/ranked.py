@@ -71,6 +71,9 @@ class RankedPolicy(ABC, Generic[E]):
     def begun(self, entry: E, view: View) -> None:
         """A running entry makes progress, perhaps later than was expected when it was started."""
 
+    def has_trained(self, entry: E, view: View) -> None:
+        """Change the key of a waiting entry that has attained service since it was suspended in the plan."""
+
     def update(self, view: View) -> None:
         """Change keys because time passed; called before anything is decided."""
 
@@ -112,6 +115,9 @@ class RankedPolicy(ABC, Generic[E]):
             for job in view.changes.begun:
                 if (entry := self._entries.get(job.id)) is not None and entry.running:
                     self.begun(entry, view)
+            for job in view.changes.settled:
+                if (entry := self._entries.get(job.id)) is not None and not entry.running:
+                    self.has_trained(entry, view)
         self.update(view)
         self._touched.clear()
         self._spare(view)

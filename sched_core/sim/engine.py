@@ -50,7 +50,7 @@ class SimJob(Job):
 
     __slots__ = (
         *("born_job_s", "busy_s", "end_s", "fair_share_s", "fragmentation_s", "granted_s", "holds"),
-        *("lost_s", "switching_s", "waited_s", "waits_since"),
+        *("lost_s", "switching_s", "waits_since"),
     )
 
     def __init__(self, spec: JobSpec, number: int, born_job_s: float) -> None:
@@ -63,7 +63,7 @@ class SimJob(Job):
         self.born_job_s = born_job_s
         #: Why it waited (``wait_reasons``).
         self.waits_since: Since | None = None
-        self.waited_s = self.fair_share_s = self.fragmentation_s = 0.0
+        self.fair_share_s = self.fragmentation_s = 0.0
         #: Devices it holds; of one that n jobs share, each holds 1/n.
         self.holds = 0.0
         #: Of these, device-seconds of progress and those lost to switching; and the seconds that took.

@@ -30,8 +30,10 @@ def gone(driver: Driver, job: str) -> None:
         driver.do(RankGone(job, rank.number))
 
 
-def delays(driver: Driver, job: str) -> Delays:
-    return driver.core.planning.waits.delays(driver.core.jobs[job], driver.now_s)
+def waited(driver: Driver, job: str) -> tuple[float, Delays]:
+    """How long ``job`` has waited in all, and for which reason."""
+    gang = driver.core.jobs[job]
+    return gang.without_devices_at(driver.now_s), driver.core.planning.waits.delays(gang, driver.now_s)
 
 
 def test_a_tenant_has_no_more_devices_than_its_quota_whatever_is_free() -> None:
@@ -45,7 +47,7 @@ def test_a_tenant_has_no_more_devices_than_its_quota_whatever_is_free() -> None:
     assert not jobs["c"].lease
     gone(driver, "a")
     assert jobs["c"].lease
-    assert delays(driver, "c") == Delays(5.0, 5.0, 0.0), "there was a device free, but not for this tenant"
+    assert waited(driver, "c") == (5.0, Delays(5.0, 0.0)), "there was a device free, but not for this tenant"
 
 
 def test_nobody_of_a_tenant_overtakes_at_the_quota() -> None:
@@ -116,16 +118,16 @@ def test_waiting_for_others_is_neither_delay_and_scattered_devices_are_fragmenta
     submit(driver, "b")
     submit(driver, "c")
     driver.wake(3.0)
-    assert delays(driver, "c") == Delays(3.0, 0.0, 0.0)
+    assert waited(driver, "c") == (3.0, Delays(0.0, 0.0))
     policy.next = lambda _: Plan()  # it likes none of the devices that are free
     driver.do(Exited("a", 0))
     driver.do(RankGone("a", 0))
     driver.now_s += 4.0
-    assert delays(driver, "c") == Delays(7.0, 0.0, 4.0)
+    assert waited(driver, "c") == (7.0, Delays(0.0, 4.0))
     driver.wake(0.0)
     driver.now_s += 100.0
     assert driver.core.jobs["c"].lease
-    assert delays(driver, "c") == Delays(7.0, 0.0, 4.0)
+    assert waited(driver, "c") == (7.0, Delays(0.0, 4.0))
 
 
 def test_a_job_that_needs_more_memory_than_a_device_has_is_refused() -> None:

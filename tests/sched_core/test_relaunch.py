@@ -121,6 +121,7 @@ def test_a_move_of_the_same_number_is_a_suspend_like_any_other() -> None:
 def test_parked_it_ends_when_it_is_wanted_on_more_devices() -> None:
     driver = Relaunched()
     driver.want()
+    driver.policy.next = lambda view: Plan()
     driver.park()
     assert driver.state(JOB) is JobState.SUSPENDED
     driver.policy.next = lambda view: Plan([Start(JOB, (1, 2))])

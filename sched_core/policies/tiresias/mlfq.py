@@ -155,6 +155,12 @@ class Mlfq(RankedPolicy[MlfqEntry]):
     def begun(self, entry: MlfqEntry, view: View) -> None:
         self._expect(entry, self._demotion_s(entry, view.now_s))
 
+    def has_trained(self, entry: MlfqEntry, view: View) -> None:
+        attained = self.attained(entry, view.now_s)
+        entry.level = sum(attained >= limit for limit in self.limits)
+        self._expect(entry, self._promotion_s(entry, view.now_s))
+        self.requeued(entry, view)
+
     def update(self, view: View) -> None:
         due: list[MlfqEntry] = []
         while self._due and self._due[0][0] <= view.now_s:
@@ -172,7 +178,7 @@ class Mlfq(RankedPolicy[MlfqEntry]):
     def settled(self, started: Sequence[MlfqEntry], suspended: Sequence[MlfqEntry], view: View) -> None:
         now_s = view.now_s
         for entry in started:
-            if entry.job.executed_s > entry.base_executed_s:
+            if entry.job.executed_at(now_s) > entry.base_executed_s:
                 entry.waited_s += now_s - entry.job.since_s
             if entry.started_s == inf:
                 entry.started_s = now_s
@@ -207,7 +213,8 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         entry.level = 0
         entry.entered_s = view.now_s
         entry.started_s = entry.due_s = inf
-        entry.base_service_s, entry.base_executed_s = entry.job.service_s, entry.job.executed_s
+        entry.base_service_s = entry.job.service_at(view.now_s)
+        entry.base_executed_s = entry.job.executed_at(view.now_s)
         entry.waited_s = 0.0
         self.requeued(entry, view)
 
@@ -217,6 +224,8 @@ class Mlfq(RankedPolicy[MlfqEntry]):
             return inf
         job = entry.job
         since_s = job.since_s if job.running else now_s
+        if since_s == inf:  # it does not train yet; what it has by then is not known
+            return inf
         left = self.limits[entry.level] - self.attained(entry, since_s)
         return since_s + (left / len(entry.devices) if self.by_devices else left)
 

@@ -353,7 +353,7 @@ def test_what_is_said_again_and_again_comes_to_no_number_that_is_none() -> None:
     driver.running_pair()
     for _ in range(1100):
         driver.core.handle(Reported("a", 0, refused(1, 10, running=True)), driver.now_s)
-    assert driver.core.jobs["a"].retry_at_s <= driver.now_s + 60.0
+    assert driver.core.jobs["a"].refusals.suspend.until_s <= driver.now_s + 60.0
     driver = Driver(1)
     driver.running_pair()
     driver.wake()

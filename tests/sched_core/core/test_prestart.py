@@ -24,6 +24,7 @@ from gpuslice.sched_core.core.prestart import HELLO_TIMEOUT_S
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.jobs.wait_reasons import Delays
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Policy
 
@@ -195,7 +196,7 @@ def test_one_that_was_never_started_can_be_cancelled_held_and_released() -> None
     queue.begin("c")
     assert queue.started == ["a", "d", "c"]
     assert queue.state("c") is JobState.RUNNING
-    assert queue.core.jobs["c"].waited_s == 0.0
+    assert queue.core.jobs["c"].without_devices_at(queue.now_s) == 0.0
 
 
 def test_waiting_to_be_started_is_waiting_and_not_fragmentation() -> None:
@@ -204,8 +205,9 @@ def test_waiting_to_be_started_is_waiting_and_not_fragmentation() -> None:
         queue.hand_in(job)
     queue.begin("a")
     queue.now_s += 4.0
-    delays = queue.core.planning.waits.delays(queue.core.jobs["c"], queue.now_s)
-    assert (delays.waited_s, delays.fair_share_s, delays.fragmentation_s) == (4.0, 0.0, 0.0)
+    job = queue.core.jobs["c"]
+    assert job.without_devices_at(queue.now_s) == 4.0
+    assert queue.core.planning.waits.delays(job, queue.now_s) == Delays(0.0, 0.0)
 
 
 def test_one_that_failed_takes_its_turn_to_be_started_again() -> None:
@@ -260,8 +262,9 @@ def test_who_has_no_part_of_the_quota_is_not_started_and_takes_nobodys_place() -
     for job in ("a", "other"):
         queue.begin(job)
     assert queue.started == ["a", "other"]
-    waits = queue.core.planning.waits.delays(queue.core.jobs["b"], queue.now_s + 1.0)
-    assert waits.fair_share_s == waits.waited_s > 0
+    job, then_s = queue.core.jobs["b"], queue.now_s + 1.0
+    waits = queue.core.planning.waits.delays(job, then_s)
+    assert waits.fair_share_s == job.without_devices_at(then_s) > 0
     queue.finish("a")
     assert queue.started == ["a", "other", "b"]
 

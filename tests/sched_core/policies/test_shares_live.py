@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuslice.sched_core.core.events import Event, Limited, Submitted
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.wait_reasons import Delays
 from gpuslice.sched_core.policies.yarn_capacity import YarnCapacity
 
 from ..driver import PROGRAM, Driver, notices
@@ -23,8 +24,9 @@ def waiting_for_its_share(policy: YarnCapacity, *before: Event) -> Driver:
 
 def test_a_tenant_that_has_used_up_its_share_does_not_wait_for_a_place() -> None:
     driver = waiting_for_its_share(YarnCapacity(capacities="a:1,b:1", elastic=False))
-    delays = driver.core.planning.waits.delays(driver.core.jobs["waits"], driver.now_s)
-    assert (delays.waited_s, delays.fair_share_s, delays.fragmentation_s) == (5.0, 5.0, 0.0)
+    job = driver.core.jobs["waits"]
+    assert job.without_devices_at(driver.now_s) == 5.0
+    assert driver.core.planning.waits.delays(job, driver.now_s) == Delays(5.0, 0.0)
 
 
 class Broken(YarnCapacity):

@@ -1,0 +1,27 @@
+"""What a job has refused since it last did it, and when to try again: suspends and resumes apart."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpuslice.sched_core.back_off import BackOff
+
+#: Before a refused suspend or resume is tried again: at first, doubled each time, and at most.
+_FIRST_S = 0.5
+_MOST_S = 60.0
+
+
+def _back_off() -> BackOff:
+    return BackOff(_FIRST_S, _MOST_S)
+
+
+class Refusals(msgspec.Struct):
+    """Refused suspends and refused resumes in a row, each with its pause."""
+
+    suspend: BackOff = msgspec.field(default_factory=_back_off)
+    resume: BackOff = msgspec.field(default_factory=_back_off)
+
+    def forget(self) -> None:
+        """Begin anew: other processes are asked."""
+        self.suspend.succeeded()
+        self.resume.succeeded()
