@@ -239,13 +239,13 @@ class Core:
         job.move(Trigger.GRANT, now)
         self.prestart.leave(job)
         job.epoch += 1
-        self.occupy(job, devices)
+        self._occupy(job, devices)
         job.change_rate(self.planning.throughput.rate(job, len(devices)), now)
         job.book(now)
         for rank in job.present(RankPhase.PARKED):
             self.resume_rank(job, rank.number)
 
-    def occupy(self, job: Gang, devices: tuple[int, ...]) -> None:
+    def _occupy(self, job: Gang, devices: tuple[int, ...]) -> None:
         """Processes of ``job`` may be on ``devices`` from now on."""
         if job.width and job.width != len(devices):
             self.order(Notice("resized", job.id, {"from": job.width, "to": len(devices)}))
