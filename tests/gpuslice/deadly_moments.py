@@ -14,12 +14,13 @@ from typing import Any
 
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
 from gpuslice.checkpoint.switch import switch
+from gpuslice.checkpoint.switch.capture_plan import CapturePlan
 from gpuslice.runtime import job
 
 #: Where each is: what is called there, and whether the rank dies before that or after it.
 _MOMENTS: dict[str, tuple[Any, str, bool]] = {
-    "planned": (switch, "copy_out", True),
-    "copied": (switch, "copy_out", False),
+    "planned": (CapturePlan, "copy_out", True),
+    "copied": (CapturePlan, "copy_out", False),
     "published": (SnapshotWriter, "publish", False),
     "emptied": (switch, "empty", False),
     "resuming": (switch, "bring_back", True),

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 import gpuslice
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
-from gpuslice.checkpoint.switch import switch
+from gpuslice.checkpoint.switch.capture_plan import CapturePlan
 from gpuslice.config import load
 from gpuslice.runtime.current import runtime
 
@@ -36,7 +36,7 @@ pid = torch.tensor(os.getpid())
 dist.broadcast(pid, 0)
 dies_first = int(os.environ.get("DIES_FIRST", "0"))
 if dies_first and rank == 0:
-    switch.copy_out = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    CapturePlan.copy_out = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 def has_died(pid):
     try:
