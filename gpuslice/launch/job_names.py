@@ -50,7 +50,7 @@ def expand(name: str, words: Sequence[str]) -> str:
 def options(words: Sequence[str]) -> dict[str, str]:
     """Return the values of a command's options by their names, in which ``_`` stands for ``-``."""
     found: dict[str, str] = {}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         if option := _OPTION.fullmatch(word):
             value = option[2] if option[2] is not None else _value(following)
             if value:

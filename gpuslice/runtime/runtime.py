@@ -24,7 +24,7 @@ from gpuslice.errors import SuspendedStateError, SuspendRefusedError, UsageError
 from gpuslice.kernels import Device
 from gpuslice.kernels.routes import choose
 from gpuslice.kernels.vmm.shim import loaded
-from gpuslice.launch.command import LAUNCH, rank_path
+from gpuslice.launch.command import LAUNCH, fingerprint, rank_path
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.limits.memory_limit import MemoryLimit
 from gpuslice.runtime import foreign_processes
@@ -133,7 +133,9 @@ class Runtime:
 
     def next_training(self) -> Training:
         """Return the training that the script's next ``attach`` begins."""
-        return Training.present(self.arguments, self.attachments + 1, self.settings.command)
+        # Without a launcher this process is the command: it may execute one script after the other.
+        command = self.settings.command or fingerprint(sys.orig_argv)
+        return Training.present(self.arguments, self.attachments + 1, command)
 
     @property
     def boundary(self) -> int:

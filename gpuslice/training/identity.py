@@ -57,7 +57,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     torch
         Version of torch, without what follows a ``+``.
     command
-        A fingerprint of the launched command, which may consist of several processes; empty without one.
+        A fingerprint of the command, which may train more than once: in several processes, or by several
+        scripts in one.
     """
 
     script: str
@@ -65,7 +66,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     arguments: tuple[str, ...]
     attach: int
     torch: str
-    command: str = ""
+    command: str
 
     @classmethod
     def present(cls, arguments: list[str], attach: int, command: str) -> Training:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import UserDict
+from collections import UserDict, deque
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -79,6 +79,6 @@ def _refuse_objects(value: object, path: str) -> None:
     if isinstance(value, Mapping):
         for key, item in value.items():
             _refuse_objects(item, f"{path}[{key!r}]")
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, deque)):
         for index, item in enumerate(value):
             _refuse_objects(item, f"{path}[{index}]")

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -55,15 +57,20 @@ class Host:
         text: str = "",
         kill_at: int = 0,
         well: bool = True,
+        driver: Sequence[str] = (),
         **settings: Any,
     ) -> Any:
-        """Return what a script does, or None if it is killed at that step."""
+        """Return what a script does, or None if it is killed at that step.
+
+        ``driver``: the command of a script that executes it in its own process.
+        """
         self._capsys.readouterr()
         path = self._directory / name
         path.write_text(text)
         self._monkeypatch.setattr(sys.modules["__main__"], "__file__", str(path), raising=False)
         self._monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
         self._monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+        self._monkeypatch.setattr(sys, "orig_argv", [sys.executable, *(driver or sys.argv)])
         settings = {"job": JOB, **settings}
         launched = "1" if "command" in settings else str(os.getpid())
         self._monkeypatch.setenv("GPUSLICE_LAUNCH", launched)
@@ -235,6 +242,21 @@ def test_a_later_fold_s_snapshot_waits_for_it(host: Host, expected: list[str]) -
     assert len(seen) == 2 * STEPS + STEPS - 4
     assert "keeps the snapshot of boundary" in host.err
     assert "its training 3" in host.err
+
+
+def test_scripts_that_a_driver_executes_in_its_process(host: Host, expected: list[str]) -> None:
+    """As by ``runpy``, without a launcher: a healthy command is never refused because it begins again."""
+
+    def second(step: Callable[[], None]) -> str:
+        train(lambda: None, 2)
+        return train(step, 1)
+
+    assert host.live(second, name="b.py", driver=["driver.py"], kill_at=3) is None
+    assert host.live(fold(0), name="a.py", driver=["driver.py"], kill_at=3) is None
+    assert host.live(fold(0), name="a.py", driver=["driver.py"]) == expected[0]
+    assert host.live(fold(0), name="a.py", driver=["driver.py"], kill_at=3) is None
+    with pytest.raises(RefusedSnapshotError):
+        host.live(fold(1), name="b.py", driver=["other.py"])
 
 
 def test_folds_that_the_script_names(host: Host, expected: list[str]) -> None:
@@ -466,6 +488,40 @@ def test_what_cannot_be_saved_is_refused_when_it_is_set(host: Host) -> None:
         assert dict(state) == {"best": 1.0}
 
     host.live(script)
+
+
+def test_containers_of_the_state_keep_their_kinds(host: Host) -> None:
+    values = {
+        "window": deque([1.0, 2.0], maxlen=2),
+        "counts": Counter("abca"),
+        "order": OrderedDict(b=1, a=[torch.ones(2)]),
+        "default": defaultdict(int, a=1),
+        "set": {1, 2},
+        "array": np.arange(3),
+        "nothing": None,
+    }
+
+    def script(step: Callable[[], None]) -> list[str]:
+        state = gpuslice.attach(model=nn.Linear(2, 2)).state
+        for name, value in values.items():
+            state.setdefault(name, value)
+        job = host.process.attached
+        assert isinstance(job, Job)
+        for batch in job.batches(range(4)):
+            state["window"].append(batch)
+            state["counts"][str(batch)] += 1
+            state["default"][batch] += 1
+            state["set"].add(batch)
+            job.checkpoint()
+            step()
+        return [f"{name}: {value!r}" for name, value in state.items()]
+
+    whole = host.live(script, job="alone")
+    assert whole[0] == "window: deque([2, 3], maxlen=2)"
+    values["window"], values["counts"] = deque(maxlen=2), Counter("abca")
+    values["default"], values["set"] = defaultdict(int, a=1), {1, 2}
+    assert host.live(script, kill_at=3) is None
+    assert host.live(script) == whole
 
 
 def test_restore_by_path_asks_nobody(host: Host) -> None:
