@@ -7,6 +7,8 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -26,6 +28,13 @@ if TYPE_CHECKING:
 SITEDIR = Path(__file__).resolve().parent / "sitedir"
 #: Set by the launcher: Pythons below it look whether they train.
 LAUNCH = "GPUSLICE_LAUNCH"
+#: Read by the hooks: where gpuslice is, for an interpreter of an environment without it.
+_PACKAGES = "GPUSLICE_PACKAGES"
+#: The parts of gpuslice, and what it imports in a process that trains.
+_NEEDED = (
+    *("gpuslice", "gpuslice.checkpoint", "gpuslice.kernels", "gpuslice.profiler", "gpuslice.sched_core"),
+    *("msgspec", "numpy", "psutil", "pynvml", "xxhash", "zmq"),
+)
 
 
 def command_line(words: Sequence[str]) -> list[str]:
@@ -152,9 +161,21 @@ def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str
     result = {name: value for name, value in environ.items() if name not in names}
     result |= settings.environ()
     result[LAUNCH] = str(os.getpid())
+    result[_PACKAGES] = _package_paths()
     path = environ.get("PYTHONPATH")
     result["PYTHONPATH"] = f"{SITEDIR}{os.pathsep}{path}" if path else str(SITEDIR)
     return result
+
+
+def _package_paths() -> str:
+    """Return which compiled modules fit, and NAME=PATH of each package, as ``sitecustomize`` reads them."""
+    found = [EXTENSION_SUFFIXES[0]]
+    for name in _NEEDED:
+        spec = find_spec(name)
+        if spec is not None:
+            places = spec.submodule_search_locations
+            found.append(f"{name}={next(iter(places)) if places else spec.origin}")
+    return os.pathsep.join(found)
 
 
 def execute(words: Sequence[str], settings: Settings) -> NoReturn:

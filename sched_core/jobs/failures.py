@@ -63,6 +63,8 @@ _INFRASTRUCTURE = re.compile(
 _EXCEPTION = re.compile(
     r"^(?:\[\w+\]:\s*)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Warning)\b(?=:|$)"
 )
+#: A process in which the hooks could not be installed; the line says what to do.
+_NO_HOOKS = "gpuslice: no hooks in this process: "
 #: A port that somebody else listens at, and its number in the words of torch and of gloo.
 _PORT_IN_USE = re.compile(r"EADDRINUSE|Address already in use", re.IGNORECASE)
 _PORT = re.compile(r"\bport: ?(\d+)|:(\d+)[\])]* \(errno")
@@ -102,7 +104,7 @@ def _without_ended_by_launcher(text: str) -> list[str]:
 def _tells(line: str) -> bool:
     line = line.strip()
     return bool(
-        line.startswith((_HANDLING, CANNOT_START))
+        line.startswith((_HANDLING, CANNOT_START, _NO_HOOKS))
         or _EXCEPTION.match(line)
         or WITHOUT_STATE in line
         or _RESOURCE.search(line)

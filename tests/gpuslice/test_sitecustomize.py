@@ -6,6 +6,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tomllib
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 
@@ -183,6 +185,38 @@ def test_with_a_suspend_asked_for_it_ends_the_job(tmp_path: Path) -> None:
     done = python(code, fakes, GPUSLICE_LAUNCH="17", GPUSLICE_SUSPEND_EVERY="2")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == "gpuslice: no hooks in this process: AttributeError: a bug\n"
+
+
+def test_what_an_environment_lacks_is_found_by_its_path(tmp_path: Path) -> None:
+    package, module = tmp_path / "there" / "lacking", tmp_path / "there" / "alone.py"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "part.py").write_text("found = 'part'")
+    module.write_text("found = 'alone'")
+    places = f"{EXTENSION_SUFFIXES[0]}:lacking={package}:alone={module}"
+    code = "import alone, lacking.part; print(alone.found, lacking.part.found)"
+    assert python(code, GPUSLICE_PACKAGES=places).stdout == "alone part\n"
+
+
+def test_an_interpreter_without_gpuslice_is_told_where_to_install_it(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").touch()
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['gpuslice'] = None")
+    places = f".cpython-39-x86_64-linux-gnu.so:gpuslice={tmp_path}"
+    done = python(
+        "import torch", tmp_path, GPUSLICE_LAUNCH="17", GPUSLICE_SOCKET="x", GPUSLICE_PACKAGES=places
+    )
+    assert done.returncode == 3
+    assert f"install it there: {sys.executable} -m pip install gpuslice (it has Python 3." in done.stderr
+
+
+def test_a_torch_that_is_too_old_is_named(ours: ModuleType) -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    oldest = ".".join(map(str, ours.OLDEST_TORCH))
+    assert f"torch>={oldest}" in project["project"]["dependencies"]
+    for version in (oldest, "2.13.0+cpu", "2.14.0a0", "unknown", ""):
+        ours.check_torch(version)
+    with pytest.raises(ImportError, match="torch 2.5.1 is older than"):
+        ours.check_torch("2.5.1")
 
 
 FAILING_TORCH = "def load():\n    raise OSError('libtorch.so: cannot open shared object file')\nload()\n"

@@ -224,6 +224,51 @@ class EarlyThreads:
         self.idents.discard(ident)
 
 
+#: Which compiled modules fit those of gpuslice's own environment, and NAME=PATH of what it needs of that.
+PACKAGES = "GPUSLICE_PACKAGES"
+#: The oldest torch that gpuslice works with.
+OLDEST_TORCH = (2, 6)
+
+
+class PackagePaths:
+    """A finder of last resort: gpuslice and what it needs, in the environment in which it is installed."""
+
+    def __init__(self, text: str) -> None:
+        suffix, *places = text.split(os.pathsep)
+        self.fits = suffix in ("", importlib.machinery.EXTENSION_SUFFIXES[0])
+        self._places = dict(place.partition("=")[::2] for place in places) if self.fits else {}
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        place = self._places.get(name)
+        if place is None:
+            return None
+        if place.endswith(".py"):
+            return importlib.util.spec_from_file_location(name, place)
+        inside = os.path.join(place, "__init__.py")
+        return importlib.util.spec_from_file_location(name, inside, submodule_search_locations=[place])
+
+
+def why_out_of_reach(error: ImportError) -> str:
+    """Return why gpuslice, or what it needs, cannot be imported here although it is installed elsewhere."""
+    for finder in sys.meta_path:
+        if isinstance(finder, PackagePaths) and not finder.fits:
+            return f"it has Python {sys.version_info[0]}.{sys.version_info[1]}, gpuslice is there for another"
+    return str(error)
+
+
+def check_torch(version: str) -> None:
+    """Refuse a torch that gpuslice does not work with.
+
+    Raises
+    ------
+    ImportError
+        Naming the version.
+    """
+    numbers = [int(number) for number in version.split(".")[:2] if number.isdecimal()]
+    if len(numbers) == 2 and (numbers[0], numbers[1]) < OLDEST_TORCH:
+        raise ImportError(f"its torch {version} is older than {'.'.join(map(str, OLDEST_TORCH))}")
+
+
 class MainThreadCalls:
     """The handler of the signal by which another thread has the main one do something for it.
 
@@ -249,9 +294,11 @@ def load_shim() -> None:
     """Put the vmm route's memory shim under torch, if that is the job's route; it must come before torch."""
     if os.environ.get("GPUSLICE_ROUTE") != "vmm":
         return
-    from gpuslice.errors import GpusliceError
-    from gpuslice.kernels.vmm import shim
-
+    try:
+        from gpuslice.errors import GpusliceError
+        from gpuslice.kernels.vmm import shim
+    except ImportError:
+        return  # it is said once torch is imported
     try:
         shim.preload()
     except GpusliceError as error:
@@ -277,12 +324,21 @@ def prepare_candidate() -> None:
 
 def _install_or_warn(install: Callable[[], None]) -> None:
     try:
+        check_torch(str(getattr(sys.modules["torch"], "__version__", "")))
         install()
+    except ImportError as error:
+        remedy = f"install it there: {sys.executable} -m pip install gpuslice"
+        _refuse(f"{remedy} ({why_out_of_reach(error)})")
     except Exception as error:  # noqa: BLE001 - whatever is wrong with us, it must not break `import torch`
-        _say(f"gpuslice: no hooks in this process: {type(error).__name__}: {error}\n")
-        wanted = ("GPUSLICE_SUSPEND_EVERY", "GPUSLICE_SUSPEND_AT", "GPUSLICE_SOCKET")
-        if any(os.environ.get(name, "") not in ("", "0") for name in wanted):
-            raise SystemExit(3) from None
+        _refuse(f"{type(error).__name__}: {error}")
+
+
+def _refuse(why: str) -> None:
+    """Say that there are no hooks, and end the script if the user asked for suspends."""
+    _say(f"gpuslice: no hooks in this process: {why}\n")
+    wanted = ("GPUSLICE_SUSPEND_EVERY", "GPUSLICE_SUSPEND_AT", "GPUSLICE_SOCKET")
+    if any(os.environ.get(name, "") not in ("", "0") for name in wanted):
+        raise SystemExit(3) from None
 
 
 def _say(text: str) -> None:
@@ -304,6 +360,7 @@ def run_user_sitecustomize() -> None:
 
 
 if __name__ == "sitecustomize":
+    sys.meta_path.append(PackagePaths(os.environ.get(PACKAGES, "")))
     if trains(os.environ, sys.orig_argv):
         early_threads = EarlyThreads()
         early_threads.watch()

@@ -110,6 +110,13 @@ Root Cause (first observed failure):
             "infrastructure",
             "ConnectionReset",
         ),
+        # Its interpreter has no gpuslice.
+        (
+            3,
+            "gpuslice: no hooks in this process: install it there: venv/bin/python",
+            "user",
+            "install it there",
+        ),
         # Somebody else listens at the port: the reason names it and what to do.
         (
             1,
