@@ -14,7 +14,7 @@ import os
 import sys
 from typing import Any
 
-from gpuslice.errors import EnvironmentUnusableError, GpusliceError, UsageError
+from gpuslice.errors import EnvironmentUnusableError, GpusliceError, UsageError, hide_own_frames
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime.ending import end
 
@@ -34,7 +34,11 @@ def install(module: str) -> None:
             scaling_config = _in_ranks(module, scaling_config)
         except GpusliceError as error:
             end(error)
-        make(self, *words, scaling_config=scaling_config, **named)
+        try:
+            make(self, *words, scaling_config=scaling_config, **named)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
 
     trainer.__init__ = __init__
 

@@ -9,8 +9,8 @@ from gpuslice.checkpoint.files import is_in_shared_memory, more_room, shared_mem
 from gpuslice.config import format_size
 
 _FULL = re.compile(
-    r"insufficient shared memory|out of shared memory|shared memory limit|unable to (?:open shared memory"
-    r"|write to file </torch_|mmap \d+ bytes from file </torch_|resize file </torch_)"
+    r"insufficient shared memory|out of shared memory|shared memory limit"
+    r"|</torch_\w+>.*(?:No space left|annot allocate)"
 )
 
 

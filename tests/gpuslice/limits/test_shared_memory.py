@@ -15,6 +15,7 @@ from gpuslice.limits.shared_memory import explain
         "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that its workers are "
         "out of shared memory. Please try to raise your shared memory limit.",
         "unable to write to file </torch_7_1_0>: No space left on device (28)",
+        "unable to allocate shared memory(shm) for file </torch_7_21_1>: No space left on device (28)",
     ],
 )
 def test_loader_workers_without_room_hear_of_the_ramdisk(shm: Path, tmp_path: Path, text: str) -> None:
