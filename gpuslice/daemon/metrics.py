@@ -124,7 +124,7 @@ class Metrics:
         account = self._job_history.accounts[name]
         steps, service_s, switches, blackout_s = self._counted.get(name, (0, 0.0, 0, 0.0))
         present = (
-            max(rank.step for rank in job.ranks),
+            job.steps,
             job.service_at(now),
             account.switches,
             account.blackout_s,

@@ -65,7 +65,7 @@ class EventObserver:
             "after_s": present.since_s - phase.since_s,
             "devices": [str(self._core.devices[device]) for device in present.devices],
             "epoch": present.epoch,
-            "steps": max(rank.step for rank in job.ranks),
+            "steps": job.steps,
             "reason": job.reason if present.state.ended else "",
             **phase.details,
         }
