@@ -123,7 +123,28 @@ class ShardNode(_Node, frozen=True, tag="shard"):
     grad: ShardNode | None = None
 
 
-AnyTensorNode = TensorNode | SparseNode | QuantizedNode | ShardNode
+class FlattenedNode(_Node, frozen=True, tag="flattened"):
+    """A tensor of a class of its own: the class's name, what ``__tensor_flatten__`` gives, outer shape.
+
+    A class that adds methods only has one part without a name: its memory.
+    """
+
+    kind: str
+    context: ValueNode
+    parts: dict[str, AnyTensorNode]
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    requires_grad: bool = False
+    grad: AnyTensorNode | None = None
+
+
+class UnsavedNode(_Node, frozen=True, tag="unsaved"):
+    """A tensor that could not be saved, and why."""
+
+    reason: str
+
+
+AnyTensorNode = TensorNode | SparseNode | QuantizedNode | ShardNode | FlattenedNode | UnsavedNode
 
 
 class ArrayNode(_Node, frozen=True, tag="array"):

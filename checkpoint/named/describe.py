@@ -29,11 +29,12 @@ from gpuslice.checkpoint.format.nodes import (
     StatefulNode,
     TensorNode,
     TupleNode,
+    UnsavedNode,
     ValueNode,
 )
 from gpuslice.errors import UsageError
 
-from . import containers, gradient_buckets, shards
+from . import containers, gradient_buckets, shards, subclasses
 from .generators import Generator, generator_state, own_generators
 
 _SCALARS = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
@@ -84,11 +85,14 @@ class Describer:
     covered, optimized
         Ids of the tensors described, and of the optimizers' parameters with the optimizer's path: what an
         optimizer steps but nobody saves is an error of the script.
+    unsaved
+        What the description lacks, and why.
     """
 
     def __init__(self) -> None:
         self.tensors: list[tuple[str, torch.Tensor]] = []
         self.covered: set[int] = set()
+        self.unsaved: list[str] = []
         self.optimized: dict[int, str] = {}
         self._depth = 0
 
@@ -140,12 +144,12 @@ class Describer:
         if shards.is_distributed(tensor):
             self.covered.add(id(tensor))
             return shards.shard_node(tensor, path, self._strided)
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            raise UsageError(
-                f"{path} is a {type(tensor).__name__}",
-                "run one batch through lazy modules first; unwrap others",
-            )
         self.covered.add(id(tensor))
+        if subclasses.is_of_own_class(tensor):
+            node = subclasses.describe(tensor, path, self.tensor, self._strided)
+            if isinstance(node, UnsavedNode):
+                self.unsaved.append(node.reason)
+            return node
         if tensor.layout is not torch.strided:
             return self._sparse(tensor, path)
         if tensor.is_quantized:

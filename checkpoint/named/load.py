@@ -22,6 +22,7 @@ from gpuslice.checkpoint.format.nodes import (
     AnyTensorNode,
     ArrayNode,
     DictNode,
+    FlattenedNode,
     GeneratorNode,
     KindNode,
     ListNode,
@@ -35,10 +36,11 @@ from gpuslice.checkpoint.format.nodes import (
     StatefulNode,
     TensorNode,
     TupleNode,
+    UnsavedNode,
 )
 from gpuslice.errors import RefusedSnapshotError
 
-from . import containers, gradient_buckets
+from . import containers, gradient_buckets, subclasses
 from .describe import (
     extra_states,
     is_holder,
@@ -161,7 +163,10 @@ class Checker:
         """A tensor that exists under a name: layout, shape and dtype must fit; loaded in place."""
         if isinstance(node, ShardNode):
             return self._shard(node, live, live, path)
-        self._source.verify(node)
+        subclasses.verify(self._source, node, path)
+        if isinstance(node, FlattenedNode):
+            return subclasses.load(self._source, node, live, path, named=True)
+        assert not isinstance(node, UnsavedNode)
         if isinstance(node, TensorNode) and is_plain(live):
             spec = self._source.spec(node)
             if not alike(spec, live):
@@ -209,7 +214,10 @@ class Checker:
         """A tensor inside a container: loaded in place if it fits what is there, else made anew."""
         if isinstance(node, ShardNode):
             return self._shard(node, live, live, path)
-        self._source.verify(node)
+        subclasses.verify(self._source, node, path)
+        if isinstance(node, FlattenedNode):
+            return subclasses.load(self._source, node, live, path)
+        assert not isinstance(node, UnsavedNode)
         if not isinstance(node, TensorNode):
             return lambda maker: maker.make(node)
         return into_or_new(self._source, node, live)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gpuslice.checkpoint.discover.tensor_parts import SPARSE_PARTS
+from gpuslice.checkpoint.discover.tensor_parts import SPARSE_PARTS, strided_parts
 from gpuslice.checkpoint.format.layout import StorageSpec, TensorSpec
 from gpuslice.checkpoint.format.nodes import QuantizedNode, SparseNode, TensorNode
 from gpuslice.checkpoint.format.reader import SnapshotFile
@@ -342,7 +342,8 @@ def own_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[Any, Any]]:
     ]
     if any(value.layout is not torch.strided for value in tensors):
         return {}
-    if len({tensor.untyped_storage()._cdata for tensor in tensors}) < len(tensors):
+    parts = [part for tensor in tensors for part in strided_parts(tensor)]
+    if len({part.untyped_storage()._cdata for part in parts}) < len(parts):
         return {}
     return {
         parameter: state

@@ -37,10 +37,13 @@ class NamedState:
         For the snapshot; refers to tensors by index.
     tensors
         (path, strided tensor on whatever device), in the order of the indices.
+    unsaved
+        What could not be saved, and why: then no other process can go on from it.
     """
 
     tree: bytes
     tensors: tuple[tuple[str, torch.Tensor], ...]
+    unsaved: tuple[str, ...] = ()
 
 
 def describe(named: Mapping[str, object]) -> NamedState:
@@ -56,7 +59,9 @@ def describe(named: Mapping[str, object]) -> NamedState:
     for parameter, path in describer.optimized.items():
         if parameter not in describer.covered:
             raise UsageError(f"{path} steps parameters that nothing else holds", "attach their module, too")
-    return NamedState(nodes.encode(described), tuple(describer.tensors))
+    return NamedState(
+        nodes.encode(described), tuple(describer.tensors), tuple(dict.fromkeys(describer.unsaved))
+    )
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from gpuslice.checkpoint.named.describe import keeps_own_state_dict
 from gpuslice.checkpoint.named.state import describe
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
+from gpuslice.errors import UsageError
 from gpuslice.kernels import Device
 from gpuslice.kernels.transfer import Checksums, Pairs
 
@@ -66,6 +67,10 @@ class BackgroundSnapshot:
         copy_at_once: Collection[str] = (),
     ) -> None:
         state = describe(named)
+        if state.unsaved:
+            raise UsageError(
+                state.unsaved[0], "no other process can go on without it: attach what can be saved"
+            )
         plan = plan_capture(device, (), state.tensors)
         self._tree = state.tree
         self._tensors = plan.tensors

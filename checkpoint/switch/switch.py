@@ -90,6 +90,8 @@ class Switch:
         self._layout: Layout | None = None
         #: The newest snapshot; it stays readable until the next suspend needs its place.
         self.snapshot: SnapshotFile | None = None
+        #: What the newest snapshot lacks, and why: then no other process can go on from it.
+        self.unsaved: tuple[str, ...] = ()
         self._bind(device)
 
     @property
@@ -161,9 +163,13 @@ class Switch:
                 stages.record.copy_out, stages.record.bytes_unchanged = copied, copied.unchanged_bytes
                 with stages.stage("publish_s"):
                     snapshot = writer.publish(
-                        state.tree, plan.tensors, boundary=boundary, restartable=restartable
+                        state.tree,
+                        plan.tensors,
+                        boundary=boundary,
+                        restartable=restartable and not state.unsaved,
                     )
                     stages.record.bytes_shared = writer.shared_bytes
+            self.unsaved = state.unsaved
             del state  # what was made for the snapshot alone goes before the device is emptied
             # After the search, or these states themselves would be found and emptied.
             shared, own = process_rng.capture(), self.device.rng_state()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -108,6 +108,7 @@ class Runtime:
         launch = os.environ.get(LAUNCH, "")
         self.report = Report(self._report_path(), job=settings.job, rank=identity.rank, launch=launch)
         self.checkpoints = Checkpoints(self.report)
+        self._unsaved_told: set[str] = set()
         self.in_use = DeviceInUse(settings, identity, self._leave_device)
         self.route = choose(Route(settings.route), self.in_use.name)
 
@@ -255,9 +256,18 @@ class Runtime:
                 boundary=self.boundary, named=named, restartable=restartable, script_goes_on=script_goes_on
             )
             self.gate.parked_access.begin()
+            if restartable:
+                self._tell_what_is_unsaved(self.switch.unsaved)
             release(record)
         record.leave(live_graphs.REASON, graph_bytes)
         return record
+
+    def _tell_what_is_unsaved(self, reasons: Sequence[str]) -> None:
+        """Say once of each reason why a job that is restarted will begin anew."""
+        for reason in reasons:
+            if reason not in self._unsaved_told:
+                self._unsaved_told.add(reason)
+                say(f"a restart of this job begins anew: {reason}", "suspends in this process go on working")
 
     def resume(self, device: DeviceName | None = None) -> SwitchRecord:
         """Bring the state back, to ``device`` if it is given, and record the switch.
