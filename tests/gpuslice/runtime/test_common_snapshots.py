@@ -328,3 +328,17 @@ def test_ranks_agree_by_tensors_that_their_group_takes(
     monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_group", lambda: group)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 3)
     assert common_snapshots._device_of_collectives() == torch.device(device)
+
+
+def test_a_rank_whose_training_has_ended_has_nothing_any_more(gang: Gang) -> None:
+    together(gang, 2, 4)
+    ended = gang.ranks[1]
+    ended.common.withdraw()
+    assert gang.group.known()[1] == ()
+    ended.store.forget_after(-1)
+    assert gang.boundaries(1) == set()
+    late = gang.ranks[0]
+    late.boundary = 6
+    late.checkpoint()
+    late.settle()
+    assert newest_common(map(gang.boundaries, range(RANKS))) is None, "all of them begin anew"
