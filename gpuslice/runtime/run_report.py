@@ -32,7 +32,7 @@ class _Training(msgspec.Struct, frozen=True):
     """What one process has reported: its totals say how many of the switches are its own."""
 
     process: int
-    totals: dict[str, float]
+    totals: dict[str, int | float]
 
 
 class _Written(msgspec.Struct, frozen=True):
