@@ -172,6 +172,18 @@ class Dismiss(Message, tag="dismiss", frozen=True):
     epoch: Count
 
 
+class Withdraw(Message, tag="withdraw", frozen=True):
+    """Answer Withdrawn if you have nothing on the device; you are no rank then, until you train."""
+
+    epoch: Count
+
+
+class Withdrawn(Message, tag="withdrawn", frozen=True):
+    """The process has nothing on its device, and will say Hello before that changes."""
+
+    epoch: Count
+
+
 class Queued(Message, tag="queued", frozen=True):
     """Process ``behind`` of the job is this rank: hold still until that has ended."""
 
@@ -189,8 +201,8 @@ class Replaced(Message, tag="replaced", frozen=True):
     """Another process of the job is this rank now: say nothing more, and expect no orders."""
 
 
-FromAgent = Hello | Progress | Profiled | Suspended | Resumed | Overshot | Refused | Bye
-ToAgent = Welcome | Suspend | Resume | Dismiss | Queued | Rejected | Replaced
+FromAgent = Hello | Progress | Profiled | Suspended | Resumed | Overshot | Refused | Withdrawn | Bye
+ToAgent = Welcome | Suspend | Resume | Dismiss | Withdraw | Queued | Rejected | Replaced
 
 _encoder = msgspec.msgpack.Encoder()
 _from_agent = msgspec.msgpack.Decoder(FromAgent)

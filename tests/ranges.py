@@ -96,6 +96,7 @@ _BY_NAME = {
     "offset": BYTES,
     "on_boundary_timeout": CHOICE,
     "parked": FLAG,
+    "behind": PID,
     "replaces": PID,
     "pid": PID,
     "rank": RANK,

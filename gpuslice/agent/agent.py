@@ -17,16 +17,14 @@ from gpuslice.agent.boundary_watchdog import BoundaryWatchdog
 from gpuslice.agent.import_ahead import import_ahead
 from gpuslice.agent.orders import Orders, Phase
 from gpuslice.agent.peak_memory import PeakMemory
+from gpuslice.agent.place import AT_ONCE_S, Place
+from gpuslice.agent.refusals import STILL_PARKED, refused
 from gpuslice.agent.scheduler_link import Link
 from gpuslice.agent.unleased_memory import UnleasedMemory
 from gpuslice.errors import (
-    AddressSpaceError,
     ConfigError,
-    DeviceMemoryError,
     EnvironmentUnusableError,
     GpusliceError,
-    RamDiskFullError,
-    SuspendRefusedError,
     UsageError,
 )
 from gpuslice.profiler.skew import Skew
@@ -37,7 +35,7 @@ from gpuslice.runtime.membership import Membership
 from gpuslice.runtime.runtime import Runtime
 from gpuslice.runtime.threads.main_thread import MainThreadStuckError
 from gpuslice.runtime.trainable import report_skew
-from gpuslice.types import DeviceName, shortened
+from gpuslice.types import DeviceName
 from gpuslice.wire import (
     PROTOCOL_VERSION,
     Bye,
@@ -47,7 +45,6 @@ from gpuslice.wire import (
     Profiled,
     Progress,
     Queued,
-    Refused,
     Rejected,
     Replaced,
     Resume,
@@ -56,19 +53,12 @@ from gpuslice.wire import (
     Suspended,
     ToAgent,
     Welcome,
+    Withdraw,
 )
 
-#: The lease's epoch and device, for processes that this one starts.
+#: The lease's device, for processes that this one starts.
 _LEASE = "GPUSLICE_LEASE"
-#: A lease that was there for the asking comes within this.
-_AT_ONCE_S = 0.5
-#: Of an error that the scheduler is told.
-_ERROR_CHARACTERS = 4096
-#: Another attempt, with more room, may not meet these.
-_RETRYABLE = (AddressSpaceError, DeviceMemoryError, RamDiskFullError)
 _BESIDE = "submit trainings that are to run at the same time as jobs of their own"
-#: After these a resume left everything as it was.
-_STILL_PARKED = (AddressSpaceError, DeviceMemoryError, SuspendRefusedError)
 
 
 class Agent:
@@ -101,6 +91,7 @@ class Agent:
         self._bye: Bye | None = None
         self._began = False
         self._replaces = replaces
+        self._place = Place(self._orders, runtime.boundaries, ask=self._ask_for_place, enter=self._enter)
         self._unanswered = False  # True from a Hello until anything but a Welcome has come
         self._watch = BoundaryWatchdog(runtime.boundaries, lambda: self._orders.asked)
         identity = f"{settings.job}:{rank_identity.rank}:{os.getpid()}"
@@ -124,22 +115,20 @@ class Agent:
             self._boundaries.leave_to_script()  # ranks that begin at different times count alike
         _ = self._runtime.ramdisk
         if self._replaces:
-            epoch, device = os.environ[_LEASE].split()
-            self._orders.take_over(int(epoch))
+            self._place.ask_as_child()
             self._link.start()
-            self._begin(device)
+            self._begin(os.environ[_LEASE])
             return
         self._link.start()
-        if self._orders.quiet_for(_AT_ONCE_S):
+        if self._orders.quiet_for(AT_ONCE_S):
             import_ahead()
         order = self._orders.await_order()
         if isinstance(order, Dismiss):
             sys.exit()
         assert order is not None  # no signal is held back: there is no state yet
-        self._take_part(order)
         self._orders.run_on()
         self._begin(order.device)
-        self._send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
+        self._enter(order)
 
     def _begin(self, device: str) -> None:
         self._runtime.in_use.take_lease(DeviceName.parse(device), self._runtime.identity.local_rank)
@@ -156,6 +145,8 @@ class Agent:
         The script's signal handlers wait until its state is back. A signal that asks it to end brings
         the state back at once, without a lease; if the script goes on, it parks at the next boundary.
         """
+        if self._place.pass_boundary():
+            return ()
         if not self._began:
             self._began = True
             self._send(self._progress())  # when the set-up was over matters for what counts as service
@@ -186,6 +177,20 @@ class Agent:
                 self._stay_parked()
         return late
 
+    def _ask_for_place(self) -> None:
+        self._link.silent = False
+        foreign_processes.become_rank()
+        self._report(self._greeting())
+
+    def _enter(self, order: Resume) -> None:
+        """Go on with ``order``, a lease of the device where the script's state is, or before it has any."""
+        self._take_part(order)
+        if order.device != self._place.device:
+            self._runtime.in_use.take_lease(DeviceName.parse(order.device), self._runtime.identity.local_rank)
+            self._first = self._runtime.in_use.name
+        self._note_lease(order.device)
+        self._send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
+
     def _profiled(self, skew: Skew) -> None:
         """The optimizers have made their first steps: tell what they train, on which placement may depend."""
         self._skew = skew
@@ -200,7 +205,7 @@ class Agent:
 
     def _note_lease(self, device: str) -> None:
         """For a process that this one starts, which may be the one that trains."""
-        os.environ[_LEASE] = f"{self._orders.epoch} {device}"
+        os.environ[_LEASE] = self._place.device = device
 
     def finish(self) -> None:
         """Say Bye."""
@@ -270,7 +275,7 @@ class Agent:
         except GpusliceError as error:
             if self._runtime.whole:
                 end(error)
-            if order is None or not isinstance(error, _STILL_PARKED):
+            if order is None or not isinstance(error, STILL_PARKED):
                 raise
             self._refuse(error, running=False)
             return False
@@ -305,16 +310,7 @@ class Agent:
         leave_parked()
 
     def _refuse(self, error: GpusliceError, *, running: bool) -> None:
-        self._send(
-            Refused(
-                epoch=self._orders.epoch,
-                boundary=self._boundaries.count,
-                running=running,
-                error=shortened(error.message, _ERROR_CHARACTERS),
-                remedy=shortened(error.remedy, _ERROR_CHARACTERS),
-                retryable=isinstance(error, _RETRYABLE) or (not running and isinstance(error, _STILL_PARKED)),
-            )
-        )
+        self._send(refused(error, self._orders.epoch, self._boundaries.count, running=running))
 
     def _report(self, messages: Sequence[FromAgent]) -> None:
         for message in messages:
@@ -378,16 +374,22 @@ class Agent:
                 return self._orders.dismiss(message)
             case Replaced():
                 self._link.silent = True
+                self._place.lose()
                 foreign_processes.leave_rank()
                 self._runtime.memory_limit.end()
             case Rejected() if self._link.silent:
                 pass  # it had been said before
+            case Withdraw():
+                answers = self._place.withdraw(message)
+                self._link.silent = self._link.silent or bool(answers)
+                return answers
             case Queued():
                 say(f"this process waits for the end of process {message.behind} of the same job", _BESIDE)
             case Rejected() if unanswered and self._orders.phase is Phase.WAITING:
                 self._orders.refuse(UsageError(message.error, message.remedy))
             case Rejected() if unanswered and self._replaces:
                 self._link.silent = True
+                self._orders.release()
                 say(f"this process trains beside the job's rank and cannot be suspended: {message.error}")
             case Rejected():
                 say(f"the scheduler rejected a message: {message.error}", message.remedy)

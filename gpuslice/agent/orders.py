@@ -24,13 +24,14 @@ import signal
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 
 from gpuslice.errors import GpusliceError
 from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
 from gpuslice.runtime.ending import ENDING_SIGNALS
-from gpuslice.wire import Dismiss, FromAgent, Overshot, Resume, Suspend
+from gpuslice.wire import Dismiss, FromAgent, Overshot, Resume, Suspend, Withdraw, Withdrawn
 
 #: How often the parked main thread looks for itself: a signal may come just before it waits.
 _LOOK_AGAIN_MS = 500
@@ -57,6 +58,11 @@ class Orders:
     ----------
     boundaries
         Its ``stop_at`` is ours to set.
+
+    Attributes
+    ----------
+    released
+        Whether this process is no rank and trains all the same, without being asked for anything.
     """
 
     def __init__(self, boundaries: BoundaryCounter) -> None:
@@ -71,6 +77,7 @@ class Orders:
         self._dismissal: Dismiss | None = None
         self._asked_to_end = False
         self._refusal: GpusliceError | None = None
+        self.released = self._displaced = False
         #: Whether the last order to stop was taken back, as it is when the job is told to end.
         self._called_off = False
         #: Where to stop after a leave.
@@ -174,10 +181,56 @@ class Orders:
         with self._lock:
             self.phase = Phase.RUNNING
 
-    def take_over(self, epoch: int) -> None:
-        """The main thread runs with the lease of a process that has been this rank so far."""
+    def lease_on(self, device: str) -> Resume | None:
+        """Take the lease that has come, if it is of the device where the main thread is without one."""
         with self._lock:
-            self.epoch, self.phase = epoch, Phase.RUNNING
+            grant = self._grant
+            if grant is None or grant.device != device or self.phase is not Phase.ON_LEAVE:
+                return None
+            self._grant, self.phase = None, Phase.RUNNING
+            self._boundaries.stop_at, self._later = self._later, NEVER
+            return grant
+
+    @property
+    def displaced(self) -> bool:
+        """Return True if the place of this process, which has not trained, is another's or free."""
+        with self._lock:  # it may just be about to be
+            return self._displaced
+
+    @displaced.setter
+    def displaced(self, displaced: bool) -> None:
+        self._displaced = displaced
+
+    def withdraw(self, order: Withdraw, holds_nothing: Callable[[], bool]) -> list[FromAgent]:
+        """Give the lease up if the script has passed no boundary and ``holds_nothing``."""
+        with self._lock:
+            boundaries = self._boundaries
+            if order.epoch != self.epoch or self.phase is not Phase.RUNNING:
+                return []
+            stop_at, boundaries.stop_at = boundaries.stop_at, 0  # the main thread counts, then looks at that
+            if boundaries.count or not holds_nothing():
+                boundaries.stop_at = stop_at
+                return []
+            self.displace()
+            return [Withdrawn(epoch=order.epoch)]
+
+    def displace(self) -> None:
+        """Another process may have the lease: come by at the next boundary, and have none from now on."""
+        with self._lock:
+            self._displaced = True
+            self.epoch, self.phase, self._grant = 0, Phase.ON_LEAVE, None
+            self._boundaries.stop_at, self._later, self._listening = 0, NEVER, False
+
+    def release(self) -> None:
+        """There is no lease to wait for: the main thread runs without one, and is asked for nothing."""
+        with self._lock:
+            self.released = True
+            if self.phase is Phase.ON_LEAVE:
+                self._run_free()
+            self._tell()
+
+    def _run_free(self) -> None:
+        self.phase, self._boundaries.stop_at = Phase.RUNNING, NEVER
 
     def listen(self) -> None:
         """Have the main thread come by at the next boundary, unless it is told to stop at another."""
@@ -188,6 +241,9 @@ class Orders:
     def take_leave(self) -> None:
         """The main thread runs without a lease, to the next boundary at most."""
         with self._lock:
+            if self.released:
+                self._run_free()
+                return
             self.phase = Phase.ON_LEAVE
             if self._boundaries.stop_at > self._boundaries.count:
                 self._later = self._boundaries.stop_at
@@ -219,7 +275,7 @@ class Orders:
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
-            if self._asked_to_end:
+            if self._asked_to_end or self.released:
                 return None
             if self._dismissal is not None:
                 return self._dismissal
@@ -250,6 +306,7 @@ class Orders:
                 or self._dismissal is not None
                 or self._asked_to_end
                 or self._refusal is not None
+                or self.released
             )
 
 

@@ -1,6 +1,7 @@
-"""The only member of a process group: it becomes the job's rank once it trains, in place of its parent.
+"""A child of the job's rank, or the only member of a process group: it becomes the rank once it trains.
 
-A launcher that is told of one GPU makes a group of one. Libraries that do not train make such groups, too.
+A launcher that is told of one GPU makes a group of one, and a driver that imports torch starts one training
+after another. Neither trains itself. Other children of a rank do not train, groups of one or not.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from gpuslice.runtime.boundaries import BoundaryCounter
 
 
 def watch_for_training(boundaries: BoundaryCounter, take_over: Callable[[int], Sequence[int]]) -> None:
-    """This process is alone in its group: call ``take_over`` at the first boundary that it trains at."""
+    """Call ``take_over`` at the first boundary at which this process trains, if its parent has the hooks."""
     if process_groups.below_a_launcher(os.environ):
         boundaries.controller, boundaries.stop_at = _SingleRankController(boundaries, take_over), 1
 
@@ -27,8 +28,7 @@ class _SingleRankController:
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Take the parent's rank over, if this process has made a step or ends a backward pass here."""
-        boundaries = self._boundaries
-        if not (boundaries.steps or (boundaries.amid_graphs and not boundaries.counts_module_calls)):
+        if not self._boundaries.trained:
             return ()
-        boundaries.forget_controller()
+        self._boundaries.forget_controller()
         return self._take_over(boundary)

@@ -115,6 +115,11 @@ class BoundaryCounter:
         self.compiled_step = False
         self.amid_graphs = False
 
+    @property
+    def trained(self) -> bool:
+        """Return True if the script has made an optimizer step, or ends a backward pass here."""
+        return bool(self.steps) or (self.amid_graphs and not self.counts_module_calls)
+
     def fetching(self) -> Sequence[int]:
         """A DataLoader is about to fetch a batch; returns the signals to deliver."""
         self.settle_steps()

@@ -22,7 +22,7 @@ from gpuslice.sched_core.ledger import Ledger
 from gpuslice.sched_core.policy import Policy
 from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 from gpuslice.types import DeviceName
-from gpuslice.wire import Dismiss, Resume
+from gpuslice.wire import Dismiss, Resume, Withdraw
 from gpuslice.wire import Suspend as SuspendMessage
 
 from . import owner_requests, restarts
@@ -183,7 +183,7 @@ class Core:
         """Ask the shell for ``command``."""
         self._commands.append(command)
 
-    def tell(self, job: Gang, rank: int, message: Resume | SuspendMessage | Dismiss) -> None:
+    def tell(self, job: Gang, rank: int, message: Resume | SuspendMessage | Dismiss | Withdraw) -> None:
         """Ask for ``message`` to be sent."""
         self.order(Tell(job.id, rank, message))
 

@@ -11,11 +11,12 @@ next processes are there.
 
 from __future__ import annotations
 
+from gpuslice.sched_core.jobs import places
 from gpuslice.sched_core.jobs.failures import Kind
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import Rank, RankPhase
 from gpuslice.sched_core.jobs.states import JobState, Trigger
-from gpuslice.wire import Hello, Queued
+from gpuslice.wire import Hello, Queued, Replaced, Withdraw
 
 from . import restarts
 from .contract import CoreContract
@@ -41,6 +42,7 @@ class RankProcesses:
             job.first_hello_s = now
         if job.ready:
             job.idle_since_s = None
+            job.begin_setup(now)
             if job.lease:
                 self._follow(job, now)
             elif not self._core.planning.knows(job):
@@ -61,6 +63,39 @@ class RankProcesses:
             raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}), process {hello.pid}")
         job.line = (*_without(job.line, rank.number, hello.pid), hello)
         self._core.order(Tell(job.id, rank.number, Queued(behind=rank.pid), pid=hello.pid))
+
+    def replace(self, job: Gang, rank: Rank, hello: Hello, now: float) -> None:
+        """Give the place of the only rank, whose process has not trained, to one that trains."""
+        self._core.order(Tell(job.id, rank.number, Replaced(), pid=rank.pid))
+        self._free_places(job, now, (hello,))
+
+    def withdraw(self, job: Gang, now: float) -> None:
+        """Do what can be done about the only rank of ``job``, which has not begun to train in time.
+
+        If another process waits for its place, that one has it now. Else the rank is asked to give it up,
+        which it does unless it has something on its device.
+        """
+        (rank,) = job.ranks
+        if job.line:
+            first, *others = job.line
+            job.line = tuple(others)
+            self.replace(job, rank, first, now)
+        else:
+            self._core.tell(job, rank.number, Withdraw(epoch=job.epoch))
+
+    def withdrawn(self, job: Gang, rank: Rank, now: float) -> None:
+        """The process that is ``rank`` has given up its place.
+
+        Raises
+        ------
+        IllegalTransitionError
+            If it has begun to train.
+        """
+        if not places.idles(job) or rank.phase is not RankPhase.ON:
+            raise job.illegal(f"Withdrawn of rank {rank.number}, which is {rank.phase.value}")
+        self._free_places(job, now)
+        if job.lease and job.idle_since_s is not None:
+            self.give_up_devices(job, now)
 
     def gone(self, job: Gang, event: RankGone, now: float) -> None:
         """Take note that a process has ended.
@@ -99,16 +134,16 @@ class RankProcesses:
         self._leave(job, now)
         self._withhold(job, now)
 
-    def _free_places(self, job: Gang, now: float) -> None:
-        """No process of ``job`` is left: let others be its ranks, those first that stand in line."""
-        job.free_places(now)
+    def _free_places(self, job: Gang, now: float, first: tuple[Hello, ...] = ()) -> None:
+        """No process of ``job`` is left: let others be its ranks, ``first``, then those in line."""
+        places.free(job, now)
         job.history.append((now, "no process left"))
         self._core.reconcile_later(job)
         if job.lease and (job.state is JobState.SUSPENDING or job.spec.joined):
             self._leave(job, now)
         if job.state.ended:
             return
-        line, job.line = job.line, ()
+        line, job.line = (*first, *job.line), ()
         for hello in line:
             rank = job.ranks[hello.rank]
             if rank.phase is RankPhase.ABSENT:
@@ -141,7 +176,6 @@ class RankProcesses:
         Their set-up is no attained service, as that of the first was none.
         """
         job.stand_still()
-        job.begin_setup(now)
         job.move(Trigger.FOLLOW, now)
         job.epoch += 1
         job.refusals.resume.succeeded()

@@ -22,6 +22,7 @@ from gpuslice.wire import (
     Refused,
     Resumed,
     Suspended,
+    Withdrawn,
 )
 from gpuslice.wire import Suspend as SuspendMessage
 
@@ -94,6 +95,8 @@ class RankReports:
                 self._overshot(job, rank, message, now)
             case Refused():
                 self._refused(job, rank, message, now)
+            case Withdrawn():
+                self._core.processes.withdrawn(job, rank, now)
             case Bye():
                 self._advance(job, rank, now, message.boundary, message.step)
                 rank.phase = RankPhase.LEAVING
@@ -177,9 +180,12 @@ class RankReports:
         again = rank.phase in (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
         if not job.launched or message.world_size != len(job.ranks):
             raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}) of {message.world_size}")
-        if again and (message.pid == rank.pid or _takes_over(rank, message)):
+        if again and message.pid == rank.pid:
             self._hello_again(job, rank, message, now)
-            rank.pid = message.pid
+        elif message.replaces and message.replaces == rank.pid:
+            if not again or rank.step or len(job.ranks) > 1:
+                raise job.illegal(f"a process beside process {rank.pid}, which started it and trains itself")
+            self._core.processes.replace(job, rank, message, now)
         elif rank.phase is RankPhase.ABSENT:
             self._core.processes.enter(job, rank, message, now)
         else:
@@ -303,11 +309,6 @@ def _came_back(rank: Rank) -> None:
     """``rank`` is on its device; what was said of its parked state does not count any more."""
     rank.phase, rank.bound = RankPhase.ON, ""
     rank.portable = rank.portable_later = False
-
-
-def _takes_over(rank: Rank, message: Hello) -> bool:
-    """Whether another process trains where the one that greeted us, which started it, does not."""
-    return message.replaces != 0 and message.replaces == rank.pid and rank.step == 0
 
 
 def _called_off(job: Gang) -> bool:

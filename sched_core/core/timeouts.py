@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from math import inf
 
+from gpuslice.sched_core.jobs import places
 from gpuslice.sched_core.jobs.failures import Kind
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
@@ -85,7 +86,10 @@ def handle_late(core: CoreContract, job: Gang, now: float) -> None:
     if kill:
         reason = f"it {what} within {limit_s:g} s"
         core.end(job, Trigger.FAIL, reason, now, Kind.INFRASTRUCTURE)
-    elif stopping and plan_with_present(core, job, now):
+        return
+    if places.idles(job) and job.state in (JobState.RUNNING, JobState.SUSPENDING):
+        core.processes.withdraw(job, now)
+    if job.state is JobState.SUSPENDING and plan_with_present(core, job, now):
         core.reports.call_off(job, now)
 
 

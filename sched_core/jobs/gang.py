@@ -78,14 +78,11 @@ class Gang(AccountedJob):
         again, and if it had not trained before.
     launched
         Whether this attempt's command was started; a queued job may have to wait for that (``prestart``).
-    first_hello_s
-        When the first of its present processes said Hello; ``None`` while there are none.
-    idle_since_s
-        Since when its places are free, or not all taken again, while its command goes on; ``None`` before.
-    former_steps
-        Optimizer steps of the processes of this attempt that were its ranks before.
-    line
-        The Hellos of processes that wait for a place, the first to come first.
+    first_hello_s, idle_since_s
+        When the first of its present processes said Hello; since when its places are free, or not all taken
+        again, while its command goes on.
+    former_steps, line
+        Optimizer steps of this attempt's former processes; the Hellos of those that wait for a place.
     step_time
         How long its steps take, in this attempt, if it said how many it has.
     deadline_missed
@@ -298,24 +295,6 @@ class Gang(AccountedJob):
         self.begin_again(now, ranks)
         self.left_s, self.gone_s = left_s, now
         self.relaunches += 1
-
-    def free_places(self, now: float) -> None:
-        """Have no processes, until others come; what those before have done stays the job's own."""
-        self.trains = False
-        if self.running and now < self.since_s < inf:
-            self.since_s = now  # the device is its own without a process, too
-        self.former_steps = self.steps
-        self.ranks = tuple(map(Rank, range(len(self.ranks))))
-        self.first_hello_s, self.idle_since_s = None, now
-        self.stop_at = self.overshoots = 0
-        self.refusals.forget()
-        self.book(now)
-        self.step_time.suspended()
-
-    def processes_of(self, number: int) -> list[int]:
-        """Return the process that is rank ``number`` now, if there is one, and those that stand in line."""
-        there = [rank.pid for rank in self.there() if rank.number == number]
-        return [*there, *(hello.pid for hello in self.line if hello.rank == number)]
 
     @property
     def members(self) -> tuple[Rank, ...]:

@@ -105,9 +105,11 @@ class Account:
         """Begin the next phase; returns the one that has ended."""
         ended, former = _ended(self.phase, now), self.phase
         self.phase = Phase(job.id, job.state, job.lease, job.epoch, now)
-        if former.devices and (former.epoch != job.epoch or not job.lease):
+        # Processes that follow others on the job's devices have an epoch of their own, and no new slice.
+        follows = job.state is JobState.STARTING and bool(former.devices)
+        if former.devices and not follows and (former.epoch != job.epoch or not job.lease):
             self.slices[-1].until_s = now
-        if job.lease and (former.epoch != job.epoch or not former.devices):
+        if job.lease and not follows and (former.epoch != job.epoch or not former.devices):
             self.slices.append(Slice(job.lease, now))
             self.given += 1
         if job.state is JobState.RUNNING and former.state is JobState.RESUMING:

@@ -11,6 +11,7 @@ from gpuslice.sched_core.core.events import Event, Exited, Launch, NodeFound, No
 from gpuslice.sched_core.core.relocation import listed
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.places import processes_of
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.nodes import exit_record
@@ -103,7 +104,7 @@ class JobProcesses:
         if only is None:
             self._ends.begin(job.id, names)
         for name in dict.fromkeys(names) if only is None else (only,):
-            known = ((rank, pid) for rank in range(len(job.ranks)) for pid in job.processes_of(rank))
+            known = ((rank, pid) for rank in range(len(job.ranks)) for pid in processes_of(job, rank))
             there = tuple((rank, pid) for rank, pid in known if names[rank] == name)
             sought = Sought(
                 job.id,

@@ -107,7 +107,6 @@ class RankSessions:
                 "run the same gpuslice on both sides",
             )
         peer = _Peer(hello.job, hello.rank, pid)
-        former = self._holder(hello.job, hello.rank)
         # Known before the core answers, because the answer may already be a lease.
         before, self._routes[peer] = self._routes.get(peer), connection
         self._send(connection, wire.Welcome(version=wire.PROTOCOL_VERSION))
@@ -121,16 +120,7 @@ class RankSessions:
         if before is not None and before != connection:
             self._peers.pop(before, None)
         self._peers[connection] = peer
-        if former not in (0, *self._processes(hello.job, hello.rank)):
-            self._dismiss(_Peer(hello.job, hello.rank, former))
         self._greeted(hello.job, hello.rank, pid, connection)
-
-    def _dismiss(self, former: _Peer) -> None:
-        """Another process has taken the place of ``former``, which may be there still."""
-        connection = self._routes.pop(former, None)
-        if connection is not None:
-            self._peers.pop(connection, None)
-            self._send(connection, wire.Replaced())
 
     def _send(self, connection: Connection, message: wire.ToAgent) -> None:
         self._to(connection, wire.encode(message))

@@ -41,6 +41,7 @@ from gpuslice.sched_core.core.events import (
     named,
 )
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.places import processes_of
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.journal.journal import JournalError
 from gpuslice.sched_core.nodes.endpoint import LOCK, lock
@@ -335,7 +336,7 @@ class Scheduler:
     def _processes_of(self, job: str, rank: int) -> list[int]:
         """Return the process that is a rank of ``job`` now, if there is one, and those that wait to be."""
         found = self.core.jobs.get(job)
-        return [] if found is None else found.processes_of(rank)
+        return [] if found is None else processes_of(found, rank)
 
     def _occur(self, event: Event) -> bool:
         """Handle what nobody said, but happened; whether the core took it. What it rejects is in the log."""

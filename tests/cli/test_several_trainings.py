@@ -114,3 +114,42 @@ def test_a_scheduler_that_is_killed_in_the_second_training_goes_on_with_it(
     assert ended[0].steps > 60  # (the journal does not have the newest heartbeat of a process that is gone)
     assert "clash" not in "".join(Path(client.logs(one).out).read_text() for one in (job, other))
     shell("down")
+
+
+#: A driver that imports torch, has two trainings made one after the other, and trains at last itself.
+DRIVER = """
+import subprocess, sys, torch
+
+def train(steps):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+
+if sys.argv[1:]:
+    train(int(sys.argv[1]))
+else:
+    for steps in (20, 30):
+        subprocess.run([sys.executable, __file__, str(steps)], check=True)
+    train(50)
+"""
+
+
+@pytest.mark.slow
+def test_trainings_that_a_driver_starts_and_its_own_are_ranks_in_turn(shell: Shell, tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    shell("up", "--devices", "cpu:1", "--quantum", "100ms")
+    client = shell.client()
+    job = client.submit([str(script)], name="driver", environ={**os.environ, "OMP_NUM_THREADS": "1"})
+    other = submit(shell, "other", f"{TRAIN} 200 0", tmp_path / "locks")
+    ended = [client.wait(one, PATIENCE_S) for one in (job, other)]
+    told = Path(client.logs(job).err).read_text(encoding="utf-8")
+    assert [one and one.state for one in ended] == ["succeeded", "succeeded"], told
+    assert ended[0] is not None
+    assert ended[0].steps == 100, told
+    assert "rejected" not in told
+    assert "beside" not in told
+    shell("down")

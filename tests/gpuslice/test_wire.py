@@ -22,6 +22,7 @@ FROM_AGENT = [
     wire.Resumed(epoch=2, boundary=12, stages_s={"copy_in": 0.5}),
     wire.Overshot(epoch=1, boundary=14),
     wire.Refused(epoch=1, boundary=3, running=True, error="e", remedy="r", retryable=False),
+    wire.Withdrawn(epoch=2),
     wire.Bye(epoch=2, boundary=40, step=39),
 ]
 TO_AGENT = [
@@ -32,6 +33,8 @@ TO_AGENT = [
     wire.Dismiss(epoch=2),
     wire.Rejected(error="e", remedy="r"),
     wire.Replaced(),
+    wire.Queued(behind=7),
+    wire.Withdraw(epoch=3),
 ]
 
 

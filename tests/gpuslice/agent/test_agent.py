@@ -228,5 +228,5 @@ def test_a_scheduler_that_comes_after_the_first_steps_hears_what_is_trained() ->
     agent._profiled(measure_skew([100, 300]))
     told = Profiled(epoch=0, tensors=2, nbytes=400, largest_bytes=300)
     agent._link.send.assert_called_once_with(told)  # type: ignore[attr-defined]
-    agent._orders.take_over(3)
+    agent._orders.epoch = 3
     assert agent._greeting()[1:] == [Profiled(epoch=3, tensors=2, nbytes=400, largest_bytes=300)]

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from gpuslice.agent.orders import Phase
+from gpuslice.errors import UsageError
 from gpuslice.runtime.boundaries import NEVER
 from gpuslice.runtime.ending import ENDING_SIGNALS
 from gpuslice.wire import (
@@ -15,6 +16,8 @@ from gpuslice.wire import (
     Overshot,
     Resume,
     Suspend,
+    Withdraw,
+    Withdrawn,
 )
 
 from .rank import Rank, on_leave
@@ -256,3 +259,57 @@ def test_quiet_is_no_order_for_so_long(rank: Rank) -> None:
 def test_the_end_of_a_job_ends_the_quiet(rank: Rank) -> None:
     rank.orders.dismiss(Dismiss(epoch=0))
     assert not rank.orders.quiet_for(60.0)
+
+
+def test_a_process_that_trains_without_a_lease_goes_on_with_one_of_its_device(rank: Rank) -> None:
+    rank.running(boundary=5).orders.take_leave()
+    rank.orders.resume(Resume(epoch=2, device="cpu:0"))
+    rank.orders.suspend(Suspend(epoch=2, stop_at=9))
+    assert rank.orders.lease_on("cpu:1") is None
+    assert rank.orders.lease_on("cpu:0") == Resume(epoch=2, device="cpu:0")
+    assert (rank.orders.phase, rank.boundaries.stop_at) == (Phase.RUNNING, 9)
+
+
+def test_a_displaced_process_comes_by_at_every_boundary_and_has_no_lease(rank: Rank) -> None:
+    rank.running(epoch=4, boundary=5).orders.displace()
+    assert (rank.orders.epoch, rank.boundaries.stop_at) == (0, 0)
+    assert rank.orders.arrive(6)
+    rank.orders.resume(Resume(epoch=7, device="cpu:0"))
+    assert rank.orders.await_order() == Resume(epoch=7, device="cpu:0")
+
+
+def test_a_process_that_gets_no_place_runs_on_wherever_it_hears_of_that(rank: Rank) -> None:
+    rank.running(boundary=5).orders.take_leave()
+    rank.orders.release()
+    assert (rank.orders.phase, rank.boundaries.stop_at) == (Phase.RUNNING, NEVER)
+
+
+def test_a_parked_process_that_gets_no_place_comes_back_for_good(rank: Rank) -> None:
+    rank.running(boundary=5).orders.take_leave()
+    assert rank.orders.arrive(6)
+    rank.orders.release()
+    assert rank.orders.await_order() is None
+    rank.orders.take_leave()
+    assert (rank.orders.phase, rank.boundaries.stop_at) == (Phase.RUNNING, NEVER)
+
+
+def test_a_process_whose_first_words_are_rejected_ends_with_the_reason(rank: Rank) -> None:
+    rank.orders.refuse(UsageError("no such rank"))
+    with pytest.raises(UsageError, match="no such rank"):
+        rank.orders.await_order()
+
+
+def test_a_process_that_has_passed_no_boundary_gives_its_place_up(rank: Rank) -> None:
+    rank.running(epoch=2, boundary=0).orders.listen()
+    assert rank.orders.withdraw(Withdraw(epoch=1), lambda: True) == []
+    assert rank.orders.withdraw(Withdraw(epoch=2), lambda: False) == []
+    assert rank.boundaries.stop_at == 1
+    assert rank.orders.withdraw(Withdraw(epoch=2), lambda: True) == [Withdrawn(epoch=2)]
+    assert rank.orders.displaced
+    assert rank.orders.phase is Phase.ON_LEAVE
+
+
+def test_a_process_that_trains_keeps_its_place(rank: Rank) -> None:
+    rank.running(epoch=2, boundary=3)
+    assert rank.orders.withdraw(Withdraw(epoch=2), lambda: True) == []
+    assert (rank.boundaries.stop_at, rank.orders.displaced) == (NEVER, False)

@@ -308,17 +308,19 @@ def test_a_process_takes_over_a_rank_from_the_one_that_started_it() -> None:
         driver.hello(job)
     driver.resumed("a")
 
-    def hello(**more: int) -> wire.Hello:
-        return wire.Hello(version=1, job="a", rank=0, world_size=1, epoch=1, parked=False, **more)
+    def claim(pid: int, replaces: int) -> list[Command]:
+        hello = wire.Hello(version=1, job="a", rank=0, world_size=1, pid=pid, replaces=replaces, boundary=4)
+        return driver.say("a", hello)
 
-    with pytest.raises(IllegalTransitionError, match="Hello of rank 0"):
-        driver.say("a", hello(pid=2, replaces=3))
-    driver.say("a", hello(pid=2, replaces=1, boundary=4))
+    commands = claim(2, replaces=1)
+    assert Tell("a", 0, wire.Replaced(), pid=1) in commands
+    assert [message.epoch for _, _, message in told(commands, wire.Resume)] == [2]
+    driver.resumed("a")
     assert driver.state("a") is JobState.RUNNING
     assert (driver.core.jobs["a"].ranks[0].pid, driver.core.jobs["a"].ranks[0].boundary) == (2, 4)
     driver.progress("a", 10)
-    with pytest.raises(IllegalTransitionError, match="Hello of rank 0"):
-        driver.say("a", hello(pid=3, replaces=2))  # that one trains by itself
+    with pytest.raises(IllegalTransitionError, match="which started it and trains itself"):
+        claim(3, replaces=2)
     driver.wake()
     driver.parked("a", 11)
     assert driver.state("b") is not JobState.QUEUED

@@ -116,7 +116,9 @@ class World:
             assert picture(self.core) == before
             return
         for command in commands:
-            if isinstance(command, Tell) and not command.pid:
+            if isinstance(command, Tell) and isinstance(command.message, wire.Replaced):
+                self.orders.pop((command.job, command.rank), None)
+            elif isinstance(command, Tell) and not command.pid:
                 self.orders.setdefault((command.job, command.rank), []).append(command.message)
             elif isinstance(command, Kill):
                 self.ending.add(command.job)
@@ -138,8 +140,10 @@ class World:
             self.answer(*draw.choice(told))
         elif happens == "comes":
             self.come(gang, all_of_them=draw.random() < 0.7)
-            if draw.random() < 0.2:  # another one at the same time
-                self.greet(gang, draw.randrange(len(gang.ranks)), pid=next(self._pids))
+            if draw.random() < 0.2:  # another one at the same time, or a child that trains in its place
+                number = draw.randrange(len(gang.ranks))
+                replaces = draw.choice([0, gang.ranks[number].pid])
+                self.greet(gang, number, pid=next(self._pids), replaces=replaces)
         elif happens == "trains":
             self.train(gang, draw.choice([0, 1, 1, 2, 5]))
         elif happens == "dies" and (self.ending or draw.random() < 0.15):
@@ -210,6 +214,9 @@ class World:
         answer: wire.FromAgent
         if isinstance(order, wire.Dismiss):
             self.attempt(RankGone(job, number, pid=gang.ranks[number].pid))
+            return
+        if isinstance(order, wire.Withdraw):
+            self.attempt(Reported(job, number, wire.Withdrawn(epoch=order.epoch)))
             return
         if isinstance(order, wire.Suspend):
             if order.stop_at >= NEVER or order.epoch < gang.epoch:
@@ -284,9 +291,9 @@ class World:
             self.policy.calm = True
         for node in list(self.core.relocations.lost):
             self.attempt(NodeFound(node))
-        for job in self.core.jobs.values():
-            self.attempt(Released(job.id))
         for _ in range(PATIENCE):
+            for job in [job for job in self.core.jobs.values() if job.held]:
+                self.attempt(Released(job.id))  # (not while it has failed and is still to be gone)
             left = [job for job in self.core.jobs.values() if not (job.state.ended and job.processes_gone)]
             if not left:
                 return []

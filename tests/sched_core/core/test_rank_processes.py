@@ -9,7 +9,7 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError
-from gpuslice.sched_core.core.events import Command, Exited, Kill, RankGone, Submitted, Tell
+from gpuslice.sched_core.core.events import Command, Exited, Held, Kill, RankGone, Submitted, Tell
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.fifo import Fifo
@@ -31,11 +31,11 @@ class Commands(Driver):
         spec = JobSpec(id=job, submit_s=self.now_s, demand=ranks, boundary_timeout_s=TIMEOUT_S)
         return self.do(Submitted(msgspec.structs.replace(spec, **options), PROGRAM))
 
-    def come(self, job: str, rank: int = 0) -> tuple[int, list[Command]]:
+    def come(self, job: str, rank: int = 0, replaces: int = 0) -> tuple[int, list[Command]]:
         """Another process of ``job`` greets."""
         pid = next(self.pids)
         size = len(self.core.jobs[job].ranks)
-        hello = wire.Hello(version=1, job=job, rank=rank, world_size=size, pid=pid)
+        hello = wire.Hello(version=1, job=job, rank=rank, world_size=size, pid=pid, replaces=replaces)
         return pid, self.say(job, hello, rank)
 
     def train(self, job: str, boundary: int) -> None:
@@ -76,6 +76,7 @@ def test_the_next_process_goes_on_where_the_job_has_its_device() -> None:
     driver.train("a", 3)
     assert driver.state("a") is JobState.RUNNING
     assert driver.core.jobs["a"].steps == 13
+    assert driver.job_history.accounts["a"].given == 1  # the same slice
     driver.end("a", pid)
     driver.do(Exited("a", 0))
     assert driver.state("a") is JobState.SUCCEEDED
@@ -245,6 +246,99 @@ def test_steps_of_all_trainings_count_for_the_most_that_a_job_is_to_make() -> No
     assert driver.state("a") is JobState.SUSPENDING
     driver.parked("a", 7)
     assert driver.state("a") is JobState.SUCCEEDED
+
+
+def test_trainings_that_a_driver_starts_take_its_place_in_turn() -> None:
+    driver = Commands(policy=RoundRobin(quantum_s=QUANTUM_S))
+    for job in "ab":
+        driver.submit(job)
+    parent, _ = driver.come("a")
+    driver.resumed("a")
+    driver.come("b")
+    child, commands = driver.come("a", replaces=parent)
+    assert orders(commands, wire.Replaced) == [("a", parent)]
+    assert orders(commands, wire.Resume) == [("a", 0)]
+    driver.train("a", 10)
+    sibling, commands = driver.come("a", replaces=parent)
+    assert orders(commands, wire.Queued) == [("a", sibling)]
+    assert orders(driver.end("a", child), wire.Resume) == [("a", 0)]
+    driver.train("a", 5)
+    driver.end("a", sibling)
+    driver.wake()
+    assert driver.state("b") is not JobState.QUEUED  # the parent is there, and holds nothing
+    driver.do(RankGone("a", 0, pid=parent))
+    driver.do(Exited("a", 0))
+    assert driver.state("a") is JobState.SUCCEEDED
+    assert driver.core.jobs["a"].steps == 15
+
+
+def test_a_child_that_claims_while_its_parent_is_told_to_stop_waits_for_the_next_turn() -> None:
+    driver = Commands(policy=RoundRobin(quantum_s=QUANTUM_S))
+    for job in "ab":
+        driver.submit(job)
+    parent, _ = driver.come("a")
+    driver.resumed("a")
+    driver.come("b")
+    driver.wake(400.0)  # its set-up takes too long to be none of its service
+    driver.wake()
+    assert driver.state("a") is JobState.SUSPENDING
+    _, commands = driver.come("a", replaces=parent)
+    assert orders(commands, wire.Resume) == [("b", 0)]
+    assert driver.state("a") is JobState.SUSPENDED
+
+
+def test_a_process_that_has_nothing_on_its_device_for_too_long_gives_it_up() -> None:
+    driver = fifo()
+    for job in "ab":
+        driver.submit(job)
+    driver.come("a")
+    driver.resumed("a")
+    driver.come("b")
+    assert orders(driver.wake(TIMEOUT_S), wire.Withdraw) == [("a", 0)]
+    epoch = driver.core.jobs["a"].epoch
+    commands = driver.say("a", wire.Withdrawn(epoch=epoch))
+    assert orders(commands, wire.Resume) == [("b", 0)]
+    assert driver.state("a") is JobState.SUSPENDED
+    driver.come("a")  # now it trains
+    pid = driver.core.jobs["b"].ranks[0].pid
+    driver.train("b", 3)
+    driver.end("b", pid)
+    assert orders(driver.do(Exited("b", 0)), wire.Resume) == [("a", 0)]
+
+
+def test_a_process_that_is_told_to_stop_and_has_not_begun_gives_its_device_up_in_the_end() -> None:
+    driver = Commands(policy=RoundRobin(quantum_s=QUANTUM_S))
+    for job in "ab":
+        driver.submit(job)
+    driver.come("a")
+    driver.resumed("a")
+    driver.come("b")
+    driver.do(Held("a"))
+    assert driver.state("a") is JobState.SUSPENDING
+    driver.wake(TIMEOUT_S)
+    commands = driver.say("a", wire.Withdrawn(epoch=1))
+    assert orders(commands, wire.Resume) == [("b", 0)]
+
+
+def test_who_stands_in_line_follows_a_process_that_does_not_begin() -> None:
+    driver = fifo()
+    driver.submit("a")
+    first, _ = driver.come("a")
+    driver.resumed("a")
+    second, _ = driver.come("a")
+    commands = driver.wake(TIMEOUT_S)
+    assert orders(commands, wire.Replaced) == [("a", first)]
+    assert orders(commands, wire.Resume) == [("a", 0)]
+    assert driver.core.jobs["a"].ranks[0].pid == second
+
+
+def test_a_process_that_has_begun_cannot_give_its_place_up() -> None:
+    driver = fifo()
+    driver.submit("a")
+    driver.come("a")
+    driver.train("a", 1)
+    with pytest.raises(IllegalTransitionError):
+        driver.say("a", wire.Withdrawn(epoch=1))
 
 
 def test_the_set_up_of_the_next_process_is_no_attained_service() -> None:

@@ -88,5 +88,7 @@ def test_a_process_whose_rank_another_one_has_taken_is_told_so() -> None:
     talk = Talk()
     talk.greet(FIRST, 0)
     talk.greet(SECOND, 0, pid=8, replaces=7)
-    assert (FIRST, wire.Replaced()) in talk.sent
+    talk.sent.clear()
+    talk.sessions.tell(Tell("g", 0, wire.Replaced(), pid=7))
+    assert talk.sent == [(FIRST, wire.Replaced())]
     assert talk.order(0) == [SECOND]

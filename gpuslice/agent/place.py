@@ -1,0 +1,112 @@
+"""Whether this process has its rank's place, and how it asks for it: a job has more processes than trainings.
+
+A driver imports torch, and its children train. A child asks at its first boundary after a step. A process
+that has lost its place, because another one trains or because it has nothing on its device for too long,
+asks again before it trains or begins CUDA.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+
+import torch
+
+from gpuslice.agent.orders import Orders
+from gpuslice.runtime.boundaries import BoundaryCounter
+from gpuslice.wire import FromAgent, Resume, Withdraw
+
+#: A lease that is there for the asking comes within this.
+AT_ONCE_S = 0.5
+
+
+class Place:
+    """This process's place among its job's ranks.
+
+    Parameters
+    ----------
+    orders, boundaries
+        The process's own.
+    ask
+        Says Hello.
+    enter
+        Called in the main thread with the lease with which the script can go on where it is.
+
+    Attributes
+    ----------
+    device
+        Of its lease, or, if it has none yet, of the lease of the process that started it.
+    """
+
+    def __init__(
+        self,
+        orders: Orders,
+        boundaries: BoundaryCounter,
+        *,
+        ask: Callable[[], None],
+        enter: Callable[[Resume], None],
+    ) -> None:
+        self._orders = orders
+        self._boundaries = boundaries
+        self._ask = ask
+        self._enter = enter
+        self._asked = False
+        self._watches_cuda = False
+        self.device = ""
+
+    def ask_as_child(self) -> None:
+        """Have `pass_boundary` wait for the place: this process trains, and has said Hello."""
+        self._asked = True
+        self._orders.take_leave()
+
+    def lose(self) -> None:
+        """Another process has the place now; this runs in the I/O thread."""
+        self._orders.displace()
+        self._watch_cuda()
+
+    def withdraw(self, order: Withdraw) -> Sequence[FromAgent]:
+        """Give the place up, as the scheduler asks, if nothing is on the device; in the I/O thread."""
+        self._watch_cuda()
+        return self._orders.withdraw(order, holds_nothing)
+
+    def pass_boundary(self) -> bool:
+        """Ask for the place if it is time to. Return True if the script may run on to the next boundary."""
+        if self._orders.displaced:
+            if not self._boundaries.trained:
+                return True
+            self._orders.displaced = False
+            self._asked = True
+            self._ask()
+        asked, self._asked = self._asked, False
+        if not asked or self._orders.quiet_for(AT_ONCE_S):
+            return False
+        order = self._orders.lease_on(self.device)
+        if order is not None:
+            self._enter(order)
+        return order is not None or self._orders.released
+
+    def _watch_cuda(self) -> None:
+        """Have CUDA begin only with a lease from now on."""
+        begin: Callable[[], None] | None = getattr(torch._C, "_cuda_init", None)
+        if begin is None or self._watches_cuda:
+            return
+
+        def _cuda_init() -> None:
+            if self._orders.displaced:
+                self._orders.displaced = False
+                self._ask()
+                order = self._orders.await_order()
+                if isinstance(order, Resume):
+                    self._orders.run_on()
+                    self._enter(order)
+            begin()
+
+        self._watches_cuda = True
+        torch._C._cuda_init = _cuda_init
+
+
+def holds_nothing() -> bool:
+    """Return True if the script has neither begun CUDA nor made a tensor that is still there."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    return not any(issubclass(type(one), torch.Tensor) for one in gc.get_objects())

@@ -1,0 +1,36 @@
+"""The places of a job's ranks: which process has one, which ones wait, and when all are free again."""
+
+from __future__ import annotations
+
+from math import inf
+
+from .gang import Gang
+from .rank import Rank, RankPhase
+
+_COME = (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
+
+
+def processes_of(job: Gang, number: int) -> list[int]:
+    """Return the process that is rank ``number`` now, if there is one, and those that stand in line."""
+    there = [rank.pid for rank in job.there() if rank.number == number]
+    return [*there, *(hello.pid for hello in job.line if hello.rank == number)]
+
+
+def idles(job: Gang) -> bool:
+    """Return True if the only rank of ``job`` has come and not begun to train."""
+    (first, *others) = job.ranks
+    return not others and first.phase in _COME and not (first.boundary or first.step)
+
+
+def free(job: Gang, now: float) -> None:
+    """Have no processes, until others come; what those before have done stays the job's own."""
+    job.trains = False
+    if job.running and now < job.since_s < inf:
+        job.since_s = now  # the device is its own without a process, too
+    job.former_steps = job.steps
+    job.ranks = tuple(map(Rank, range(len(job.ranks))))
+    job.first_hello_s, job.idle_since_s = None, now
+    job.stop_at = job.overshoots = 0
+    job.refusals.forget()
+    job.book(now)
+    job.step_time.suspended()
