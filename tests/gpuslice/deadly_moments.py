@@ -15,7 +15,7 @@ from typing import Any
 from gpuslice.checkpoint.ramdisk.writer import SnapshotWriter
 from gpuslice.checkpoint.switch import switch
 from gpuslice.checkpoint.switch.capture_plan import CapturePlan
-from gpuslice.runtime import job
+from gpuslice.runtime import job, trainings
 
 #: Where each is: what is called there, and whether the rank dies before that or after it.
 _MOMENTS: dict[str, tuple[Any, str, bool]] = {
@@ -25,7 +25,7 @@ _MOMENTS: dict[str, tuple[Any, str, bool]] = {
     "emptied": (switch, "empty", False),
     "resuming": (switch, "bring_back", True),
     "back": (switch, "bring_back", False),
-    "agreed": (job, "agree", False),
+    "agreed": (trainings, "agree", False),
     "checked": (job, "check", False),
 }
 SUSPENDING = ("planned", "copied", "published", "emptied")
