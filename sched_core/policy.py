@@ -352,6 +352,27 @@ class Packs(Protocol):
         ...
 
 
+class Named(Protocol):
+    """Whatever has a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+@runtime_checkable
+class Places(Protocol):
+    """What a policy that asks a placement where its jobs go can say besides: which one."""
+
+    @property
+    def placement(self) -> Named | None: ...
+
+
+def placement_of(policy: Policy) -> str:
+    """Return the name of the placement that ``policy`` asks, empty if it places jobs by itself."""
+    placement = policy.placement if isinstance(policy, Places) else None
+    return "" if placement is None else placement.name
+
+
 class PolicyError(UsageError):
     """A policy asked for something impossible or unknown; the message names it and the plan."""
 

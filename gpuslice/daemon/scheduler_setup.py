@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # NVML only where there are GPUs
 
 #: The number of the core, in every journal. It grows when a core no longer does with the events of a journal
 #: what the core that wrote them did.
-CORE_VERSION = 3
+CORE_VERSION = 4
 #: Of journals that name none.
 _FIRST_CORE_VERSION = 1
 #: More devices than there can be; `isdigit` would take digits that `int` does not.
@@ -124,7 +124,6 @@ class Setup:
             quotas=self.quotas,
             memory_bytes=self.memory_bytes,
             sockets=self.sockets,
-            placement=self.options.get("placement", ""),
         )
 
     def environ(self) -> dict[str, str]:

@@ -19,7 +19,7 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.sched_core.ledger import Ledger
-from gpuslice.sched_core.policy import Policy
+from gpuslice.sched_core.policy import Policy, placement_of
 from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 from gpuslice.types import DeviceName
 from gpuslice.wire import Dismiss, Resume, Withdraw
@@ -78,8 +78,6 @@ class Core:
         Of each device; 0: not known.
     sockets
         On how many sockets the devices of each node lie, in equal parts and in their order.
-    placement
-        The name of the policy's placement, if one was chosen.
     """
 
     def __init__(
@@ -91,14 +89,13 @@ class Core:
         quotas: Mapping[str, int] | None = None,
         memory_bytes: int = 0,
         sockets: int = 1,
-        placement: str = "",
     ) -> None:
         self.devices = tuple(devices)
         #: Jobs whose processes are using a device, by device.
         self.occupants: list[dict[str, Gang]] = [{} for _ in devices]
         self.memory_bytes = memory_bytes
         cluster = _cluster(self.devices, sockets)
-        self.relocations = Relocations(self, cluster, placement)
+        self.relocations = Relocations(self, cluster, placement_of(policy))
         self.planning = Planning(self, cluster, policy, quotas or {})
         self.switch_costs = SwitchCosts(switch_share, self.devices)
         self.deadlines = Deadlines(self)

@@ -18,6 +18,10 @@ from . import restarts
 from .contract import CoreContract
 from .events import Kill, Launch, NodeFound, NodeLost, Notice
 
+#: The placement that takes any devices; and those that care for the number of nodes, not which they are.
+_ANY_DEVICES = "count"
+_ANY_NODES = ("consolidated", "skew", "spread")
+
 
 class Relocations:
     """The part of ``Core`` that knows on which nodes processes are.
@@ -29,8 +33,9 @@ class Relocations:
     cluster
         Its nodes.
     placement
-        The policy's, by name: with ``spread``, ranks are started on as many nodes as possible, otherwise on
-        as few. With any but ``count`` gangs have devices of as many nodes as the policy has planned.
+        The policy's, by name; empty if the policy places jobs by itself. With ``spread``, ranks are started
+        on as many nodes as possible, otherwise on as few. What a plan's nodes mean is in ``_ANY_DEVICES``
+        and ``_ANY_NODES``.
 
     Attributes
     ----------
@@ -40,7 +45,8 @@ class Relocations:
 
     def __init__(self, core: CoreContract, cluster: Cluster, placement: str = "") -> None:
         self._core = core
-        self._spread, self._planned = placement == "spread", placement not in ("", "count")
+        self._spread, self._planned = placement == "spread", placement != _ANY_DEVICES
+        self._exact = self._planned and placement not in _ANY_NODES
         #: All of it, and what of it can be had now.
         self._cluster = self.cluster = cluster
         self._names = tuple(core.devices[cluster.on(node)[0]].node for node in range(len(cluster.node_sizes)))
@@ -236,11 +242,13 @@ class Relocations:
     def wish(self, job: Gang) -> tuple[int, ...]:
         """Devices where its processes are, instead of those that ``job`` was given; none if there are none.
 
-        Those that nobody has, or jobs whose processes are on the other side, which will have its own. If a
-        placement was chosen, on as many nodes as planned, unless the job cannot leave its own.
+        Those that nobody has, or jobs whose processes are on the other side, which will have its own. Unless
+        the job cannot leave them or any devices will do, on as many nodes as planned; and none if the policy
+        wants it to start on certain nodes.
         """
         planned = self.of(job.placement)
-        if self._planned and self.can_leave(job) and len({*planned}) != len({*_nodes(job, len(planned))}):
+        other = len({*planned}) != len({*_nodes(job, len(planned))}) or (self._exact and not job.width)
+        if self._planned and self.can_leave(job) and other:
             return ()
         found: list[int] = []
         for node in _nodes(job, len(job.placement)):

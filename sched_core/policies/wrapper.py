@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuslice.sched_core.policy import Guarantees, Policy, Queues, Shares
+from gpuslice.sched_core.policy import Guarantees, Named, Places, Policy, Queues, Shares
 
 
 class Wrapper:
@@ -17,6 +17,11 @@ class Wrapper:
             self.guaranteed = policy.guaranteed
         if isinstance(policy, Shares):
             self.over_share = policy.over_share
+
+    @property
+    def placement(self) -> Named | None:
+        """The placement that the policy asks, if any."""
+        return self.policy.placement if isinstance(self.policy, Places) else None
 
     def level(self, job: str) -> int | None:
         """The queue of a job, if the policy has queues."""

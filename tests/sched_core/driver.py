@@ -15,6 +15,7 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.job_history import JobHistory
+from gpuslice.sched_core.placement.registry import make_placement
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.sched_core.policy import Migrate, Plan, Policy, Start, Suspend, View
 from gpuslice.types import DeviceName
@@ -123,7 +124,8 @@ class Scripted:
     name = "scripted"
     needs_durations = False
 
-    def __init__(self) -> None:
+    def __init__(self, placement: str = "count") -> None:
+        self.placement = make_placement(placement)
         self.next: Callable[[View], Plan] | None = None
         self.resets = 0
 

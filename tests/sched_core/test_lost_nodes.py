@@ -158,7 +158,7 @@ def test_no_policy_uses_a_lost_node_and_every_policy_one_that_is_found(
     here = world(name, options)
     for number, demand in enumerate(DEMANDS):
         here.start(number, demand, **({"deadlines": ((90000.0, 1.0),)} if number % 2 else {}))
-    here.go(12)
+    here.go(16)
     assert {"b", "c"} <= here.used
     here.lose("c")
     here.go(20)

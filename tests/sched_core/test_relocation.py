@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import msgspec
 import pytest
 
@@ -21,9 +23,11 @@ from gpuslice.sched_core.core.events import (
     Submitted,
 )
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.policies.registry import make_policy
-from gpuslice.sched_core.policy import Migrate, Plan, Start
+from gpuslice.sched_core.options import find
+from gpuslice.sched_core.policies.registry import POLICIES, make_policy, policy_names
+from gpuslice.sched_core.policy import Migrate, Places, Plan, Policy, Start, View
 
 from .driver import PROGRAM, Driver, Scripted, notices, suspended, told
 from .relocating import NODES, Quiet, begun, idle, kills, launches, one_begun, one_parked, park, plan
@@ -51,6 +55,81 @@ def test_a_job_is_given_a_device_of_its_own_node_if_that_is_free() -> None:
     policy.next = lambda view: Plan([Start("a", (1,))])
     driver.hello("a")
     assert driver.core.jobs["a"].lease == (0,)
+
+
+class Placing:
+    """Wants every job on devices of node b, as many as it asks for; places jobs by itself."""
+
+    name = "placing"
+    needs_durations = False
+
+    def plan(self, view: View) -> Plan:
+        free = view.free().on_node[1]
+        return Plan([Start(job.id, tuple(free[: job.demand])) for job in list(view.waiting())[:1] if free])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_job_starts_on_the_node_that_a_policy_that_places_jobs_has_planned(ranks: int) -> None:
+    driver = Driver(2, Placing(), NODES)
+    assert launches(driver.submit("a", ranks))[0].nodes == ("",) * ranks
+    (kill,) = kills(driver.hello("a"))
+    for rank in range(ranks):
+        driver.do(RankGone("a", rank))
+    (launch,) = launches(driver.do(Exited("a", -9)))
+    assert (kill.job, launch.nodes) == ("a", ("b",) * ranks)
+    driver.hello("a")
+    assert driver.core.relocations.of(driver.core.jobs["a"].lease) == (1,) * ranks
+
+
+class Noting:
+    """A policy that keeps the devices on which it starts each job."""
+
+    def __init__(self, inner: Policy) -> None:
+        self.inner, self.name, self.needs_durations = inner, inner.name, inner.needs_durations
+        self.placement = inner.placement if isinstance(inner, Places) else None
+        self.starts: dict[str, tuple[int, ...]] = {}
+
+    def plan(self, view: View) -> Plan:
+        plan = self.inner.plan(view)
+        for decision in plan.decisions:
+            if isinstance(decision, Start):
+                self.starts.setdefault(decision.job, decision.devices)
+        return plan
+
+
+@pytest.mark.parametrize("placement", ["", "consolidated"])
+@pytest.mark.parametrize("name", policy_names())
+def test_under_each_policy_jobs_start_where_it_wants_them(name: str, placement: str) -> None:
+    """On two nodes of two devices; where which nodes does not matter, on as many as planned or fewer."""
+    if placement and "placement" not in inspect.signature(find("policy", POLICIES, name)).parameters:
+        pytest.skip("it places jobs by itself")
+    policy = Noting(make_policy(name, {"placement": placement} if placement else {}))
+    driver = Driver(2, policy, NODES)
+    for job, ranks in (("a", 1), ("b", 2), ("c", 1), ("d", 2)):
+        spec = JobSpec(id=job, submit_s=driver.now_s, demand=ranks, expected_s=100.0, iterations=100)
+        driver.do(Submitted(spec, PROGRAM))
+    for _ in range(4):
+        for job, gang in driver.core.jobs.items():
+            settle(driver, job, gang)
+        driver.wake(0.01)
+    nodes = driver.core.relocations.of
+    started = [gang for gang in driver.core.jobs.values() if gang.lease]
+    assert started
+    for gang in started:
+        wanted, found = nodes(policy.starts[gang.id]), nodes(gang.lease)
+        if policy.placement is None:
+            assert found == wanted, gang.id
+        assert len({*found}) <= len({*wanted}), gang.id
+
+
+def settle(driver: Driver, job: str, gang: Gang) -> None:
+    """Let the processes of ``job`` come, or end if they are to be started elsewhere."""
+    if gang.relocating:
+        for rank in range(len(gang.ranks)):
+            driver.do(RankGone(job, rank))
+        driver.do(Exited(job, -9))
+    if gang.launched and not gang.ready:
+        driver.hello(job)
 
 
 def test_two_that_are_planned_crosswise_are_exchanged() -> None:
@@ -365,7 +444,7 @@ def test_a_job_whose_processes_are_being_ended_is_let_on_no_device() -> None:
 def placed(placement: str, skew: float = 0.1) -> tuple[Driver, list[Command]]:
     """Jobs x and y train on a device of each of two nodes, and gang g has come; what starting that took."""
     policy = make_policy("fifo", {"placement": placement} if placement else {})
-    driver = Driver(2, policy, NODES, placement=placement)
+    driver = Driver(2, policy, NODES)
     for job in "xy":
         driver.submit(job)
         driver.hello(job)
@@ -399,12 +478,12 @@ def test_a_gang_that_is_spread_is_started_and_has_devices_on_both_nodes() -> Non
     assert driver.core.jobs["g"].lease == (1, 3)
 
 
-@pytest.mark.parametrize(("placement", "nodes"), [("", (0, 0)), ("spread", (0, 1))])
+@pytest.mark.parametrize(("placement", "nodes"), [("count", (0, 0)), ("spread", (0, 1))])
 def test_where_a_placement_was_chosen_its_own_node_counts_only_if_it_is_such_a_place(
     placement: str, nodes: tuple[int, int]
 ) -> None:
-    policy = Quiet()
-    driver = Driver(2, policy, NODES, placement=placement)
+    policy = Quiet(placement)
+    driver = Driver(2, policy, NODES)
     idle(driver, "g", 2)
     gang = driver.core.jobs["g"]
     gang.nodes = (0, 0)

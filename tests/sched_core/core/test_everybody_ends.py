@@ -33,6 +33,7 @@ from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.placement.registry import make_placement
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Migrate, Plan, Policy, Start, Suspend, View
 
@@ -52,7 +53,8 @@ class Erratic:
     name = "erratic"
     needs_durations = False
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, placement: str) -> None:
+        self.placement = make_placement(placement) if placement else None
         self.calm = False
         self._seed = seed
         self._plans = 0
@@ -93,8 +95,8 @@ class World:
         options: dict[str, Any] = {
             "quotas": {"t": 2} if draw.random() < 0.3 else None,
             "memory_bytes": draw.choice([0, 8]),
-            "placement": draw.choice(["", "", "spread"]),
         }
+        self._placement = draw.choice(["", "count", "spread"])
         self.policy = self.make_policy()
         self.driver = Driver(draw.choice([1, 2, 3]), self.policy, self.nodes, **options)
         self.core = self.driver.core
@@ -106,7 +108,9 @@ class World:
         self.trainings = {job: draw.choice([1, 1, 2, 3]) for job in JOBS}
 
     def make_policy(self) -> Policy:
-        return Erratic(self.seed) if self._policy == "erratic" else make_policy(self._policy, {})
+        if self._policy == "erratic":
+            return Erratic(self.seed, self._placement)
+        return make_policy(self._policy, {})
 
     def attempt(self, event: Event) -> None:
         before = picture(self.core)
@@ -297,6 +301,9 @@ class World:
             left = [job for job in self.core.jobs.values() if not (job.state.ended and job.processes_gone)]
             if not left:
                 return []
+            for job in left:
+                if job.held:  # of a failed one only once its next attempt has come
+                    self.attempt(Released(job.id))
             self.driver.now_s += 1.0
             self.attempt(Woken())
             for _ in range(3):
