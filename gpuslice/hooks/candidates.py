@@ -3,8 +3,8 @@
 torchrun tells its workers in the environment which rank they are. Other launchers do not: Lightning starts
 the ranks after the first from within the first, ``torch.multiprocessing.spawn`` calls a function in each.
 So every Python below ``gpuslice run`` that imports torch is prepared here, until its script calls
-``init_process_group``, which knows, or trains, under a scheduler. A process that never does counts boundaries
-that nobody asks for.
+``init_process_group``, which knows, or trains. A process that never does counts boundaries that nobody asks
+for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def prepare() -> None:
     count_boundaries(counter)
     foreign_processes.announce_on_cuda()
     process_groups.watch(_join)
-    if os.environ.get("GPUSLICE_SOCKET"):
+    # Without a scheduler nobody says whether the parent trains, and a named job has one place for snapshots.
+    if os.environ.get("GPUSLICE_SOCKET") or not os.environ.get("GPUSLICE_JOB"):
         watch_for_training(counter, _take_over)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from gpuslice.agent import agent, drill, turns
@@ -184,7 +185,7 @@ def _begin(job: Runtime, *, replaces: int = 0) -> None:
         elastic_jobs.watch_steps(job)
     controller = _controller(job, replaces)
     job.boundaries.controller, job.boundaries.stop_at = controller, NEVER
-    os.register_at_fork(after_in_child=job.boundaries.forget_controller)
+    os.register_at_fork(after_in_child=partial(_forked, job))
     if job.settings.checkpoint_every:
         job.checkpoint_every(job.settings.checkpoint_every)
     if controller is not None:
@@ -200,6 +201,13 @@ def _begin(job: Runtime, *, replaces: int = 0) -> None:
     at_end(_end_threads, job.memory_limit.end, os.getpid())
     job.memory_limit.begin(job.in_use.name)
     at_end(_finish, job, controller, os.getpid())
+
+
+def _forked(job: Runtime) -> None:
+    """Have a fork become a rank if it trains. If its parent has trained, the state is the parent's."""
+    job.boundaries.forget_controller()
+    if not job.boundaries.trained and (job.settings.socket or not job.settings.job):
+        watch_for_training(job.boundaries, take_over)
 
 
 def _controller(job: Runtime, replaces: int) -> JobController | None:

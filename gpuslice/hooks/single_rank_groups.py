@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+from torch.utils.data import get_worker_info
+
 from gpuslice.hooks import process_groups
 from gpuslice.runtime.boundaries import BoundaryCounter
 
@@ -28,7 +30,7 @@ class _SingleRankController:
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Take the parent's rank over, if this process has made a step or ends a backward pass here."""
-        if not self._boundaries.trained:
+        if not self._boundaries.trained or get_worker_info() is not None:  # a worker's data set may
             return ()
         self._boundaries.forget_controller()
         return self._take_over(boundary)
