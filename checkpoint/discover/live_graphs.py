@@ -54,6 +54,24 @@ def held_bytes(device: Device) -> int:
         return sum(storage.nbytes() for storage in alone.values() if device.owns(storage))
 
 
+def is_spent(tensor: torch.Tensor) -> bool:
+    """Return True if the graph behind a tensor was run backward: it has given back all that it had saved."""
+    nodes = list(_nodes([tensor.grad_fn]))
+    if any(data is not None for node in nodes for data in _saved(node)):
+        return False
+    return any(_has_given_back(node) for node in nodes)
+
+
+def _has_given_back(node: Any) -> bool:
+    """Return True if a node, which has nothing saved now, once had: only then torch refuses to show it."""
+    for name in _names(node.__class__):
+        try:
+            getattr(node, name.removeprefix("_raw"))
+        except RuntimeError:
+            return True
+    return False
+
+
 def collects_for_somebody(parameter: torch.Tensor) -> bool:
     """Whether Python code holds the node that collects a parameter's gradient: its hooks must not be lost."""
     return _references(parameter) > _references_by_a_graph()

@@ -166,13 +166,17 @@ class ModuleNode(_Node, frozen=True, tag="module"):
 
 
 class OptimizerNode(_Node, frozen=True, tag="optimizer"):
-    """A ``torch.optim.Optimizer``: group options, shapes of the parameters, state by parameter number."""
+    """A ``torch.optim.Optimizer``: group options, shapes of the parameters, state by parameter number.
+
+    ``names``: of each group the names of its parameters, where attached modules have them.
+    """
 
     groups: list[DictNode | ValueNode]
     shapes: list[list[list[int]]]
     state: dict[int, Node]
     shared: dict[str, Node]
     devices: dict[int, str]
+    names: list[list[str]] = []
 
     def __post_init__(self) -> None:
         parameters = set(range(sum(map(len, self.shapes))))
@@ -199,6 +203,43 @@ class LoaderNode(_Node, frozen=True, tag="loader"):
     generators: list[GeneratorNode]
 
 
+class RefNode(_Node, frozen=True, tag="ref"):
+    """An object that a job has by itself when it attaches, by its name."""
+
+    path: str
+
+
+class SharedNode(_Node, frozen=True, tag="shared"):
+    """An object that several refer to, by a number; ``data`` is None where it was described before."""
+
+    number: int
+    data: Node | None
+
+
+class ChangeNode(_Node, frozen=True, tag="change"):
+    """What has changed of an object since it was attached.
+
+    ``kind``: its class; ``slots``: attributes that were set; ``gone``: those that it has no more;
+    ``content``: what a container, tensor or array holds.
+    """
+
+    path: str
+    kind: str
+    slots: dict[str, Node]
+    gone: list[str]
+    content: Node | None
+
+
+class AttributesNode(_Node, frozen=True, tag="attributes"):
+    """What hangs on attached objects beside their own state.
+
+    ``holders``: modules, optimizers and generators among it, by name; ``changes``: of everything else.
+    """
+
+    holders: dict[str, Node]
+    changes: list[ChangeNode]
+
+
 Node = (
     ValueNode
     | ListNode
@@ -212,6 +253,9 @@ Node = (
     | StatefulNode
     | GeneratorNode
     | LoaderNode
+    | RefNode
+    | SharedNode
+    | AttributesNode
 )
 
 #: The kinds whose objects are loaded in place; everything else is a value.

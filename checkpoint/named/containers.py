@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
-from gpuslice.checkpoint.format.nodes import DictNode, KindNode, ListNode, Node, TupleNode, ValueNode
+from gpuslice.checkpoint.format.nodes import (
+    DictNode,
+    KindNode,
+    ListNode,
+    Node,
+    SharedNode,
+    TupleNode,
+    ValueNode,
+)
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
 from . import classes
@@ -128,7 +136,7 @@ def filling(node: KindNode, live: Any, path: str) -> Filling:
     data = node.kind in ("enum", "named tuple", "dataclass")
     if not data and node.kind not in _KINDS:
         raise RefusedSnapshotError(f"{path} was saved as a {node.kind}, which this version does not know")
-    kind = classes.find(node.name, live, path) if node.name else _KINDS.get(node.kind)
+    kind: Any = classes.find(node.name, live, path) if node.name else _KINDS.get(node.kind)
     base = {"enum": Enum, "named tuple": tuple}.get(node.kind) or _KINDS.get(node.kind, object)
     if kind is None or not issubclass(kind, base):
         raise RefusedSnapshotError(f"{path} was saved as a {node.kind}, but {node.name!r} is none")
@@ -146,7 +154,16 @@ def filling(node: KindNode, live: Any, path: str) -> Filling:
     detail = None if node.detail is None else node.detail.value()
     if not same:
         _check_factory(node.kind, detail, path)
-    return Filling(lambda: live if same else _made(kind, node.kind, detail), _fill_container)
+    return Filling(lambda: live if same else _made(kind, node.kind, detail), fill)
+
+
+def known_parts(node: KindNode, live: Any) -> Any:
+    """Return what a live object holds, to be loaded in place where it fits: a new dict or list, or None."""
+    if node.kind == "dataclass":
+        return attributes(live)
+    if isinstance(live, Mapping):
+        return dict(live)
+    return list(live) if isinstance(live, (list, tuple, deque)) else None
 
 
 def _check_content(node: KindNode, kind: Any, path: str) -> None:
@@ -159,7 +176,7 @@ def _check_content(node: KindNode, kind: Any, path: str) -> None:
     elif node.kind == "dataclass":
         good = _is_named(data)
     elif issubclass(kind, dict):
-        good = _keys(data) is not None
+        good = _keys(data) is not None or _is_pairs(data)
     else:
         good = _length(data) is not None
     if issubclass(kind, (set, frozenset)):
@@ -180,6 +197,14 @@ def _keys(node: Node) -> Sequence[Any] | None:
     return node.keys if isinstance(node, DictNode) else list(value) if isinstance(value, dict) else None
 
 
+def _is_pairs(node: Node) -> bool:
+    """Return True for the items of a dictionary whose keys are objects."""
+    pairs = node.items if isinstance(node, ListNode) else [node]
+    return all(
+        isinstance(pair, TupleNode) and len(pair.items) == 2 and _can_be_key(pair.items[0]) for pair in pairs
+    )
+
+
 def _is_named(node: Node) -> bool:
     keys = _keys(node)
     return keys is not None and all(isinstance(key, str) for key in keys)
@@ -197,6 +222,8 @@ def _length(node: Node) -> int | None:
 
 def _can_be_key(part: Any) -> bool:
     """Return True if an item, a node or a value, can lie in a set."""
+    if isinstance(part, SharedNode):
+        return part.data is None or _can_be_key(part.data)
     if isinstance(part, KindNode):
         return part.kind in ("enum", "named tuple", "frozenset")
     if isinstance(part, (ListNode, DictNode, TupleNode)):
@@ -221,11 +248,11 @@ def _made(kind: Any, name: str, detail: Any) -> Any:
     return made
 
 
-def _fill_container(target: Any, content: Any, own: Mapping[str, Any]) -> Any:
+def fill(target: Any, content: Any, own: Mapping[str, Any]) -> Any:
     """Replace what a container holds; the class's own methods are not called."""
     if isinstance(target, OrderedDict):
         OrderedDict.clear(target)
-        for key, item in content.items():
+        for key, item in dict(content).items():
             OrderedDict.__setitem__(target, key, item)
     elif isinstance(target, dict):
         dict.clear(target)
@@ -253,3 +280,26 @@ def _fill_object(target: Any, content: Mapping[str, Any], _own: Mapping[str, Any
 def _each(items: Iterable[Any]) -> Iterable[Any]:
     """One by one: a set that is given another collection may take over its order."""
     return iter(items)
+
+
+def is_data_object(value: object) -> bool:
+    """Return True if a value of this class can be described by its content alone."""
+    kind = type(value)
+    if isinstance(value, (*_KINDS.values(), tuple, Enum)):
+        return True
+    return dataclasses.is_dataclass(kind) and classes.is_plain_data(kind)
+
+
+def refill(live: Any, value: Any) -> Any:
+    """Put a loaded container into the live one, so that its type and everybody's references stay."""
+    if isinstance(live, MutableMapping) and isinstance(value, dict):
+        live.clear()
+        live.update(value)
+        return live
+    if isinstance(live, MutableSequence) and isinstance(value, list):
+        live.clear()
+        live.extend(value)
+        return live
+    if isinstance(live, tuple) and isinstance(value, tuple) and hasattr(live, "_fields"):
+        return type(live)(*value)
+    return value

@@ -7,7 +7,7 @@ the nodes refer to them; whoever writes the snapshot copies their storages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ from gpuslice.errors import UsageError
 from . import containers, gradient_buckets, shards, subclasses
 from .generators import Generator, generator_state, own_generators
 
+#: Names that begin so are the runtime's, not the user's.
+OWN_PREFIX = "gpuslice."
 _SCALARS = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 _MAX_DEPTH = 48
 
@@ -49,6 +51,13 @@ def is_holder(value: object) -> bool:
 def is_stateful(value: object) -> bool:
     """Whether ``value`` has ``state_dict`` and ``load_state_dict``."""
     return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+@runtime_checkable
+class Describable(Protocol):
+    """An object that describes itself."""
+
+    def describe(self, describer: Describer, path: str) -> Node: ...
 
 
 def keeps_own_state_dict(optimizer: torch.optim.Optimizer) -> bool:
@@ -78,6 +87,11 @@ def extra_states(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module
 class Describer:
     """Collects nodes and the tensors that they refer to.
 
+    Parameters
+    ----------
+    names
+        Of the attached tensors, by ``id``.
+
     Attributes
     ----------
     tensors
@@ -89,7 +103,8 @@ class Describer:
         What the description lacks, and why.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[int, str] | None = None) -> None:
+        self.names = names or {}
         self.tensors: list[tuple[str, torch.Tensor]] = []
         self.covered: set[int] = set()
         self.unsaved: list[str] = []
@@ -98,6 +113,8 @@ class Describer:
 
     def node(self, value: Any, path: str) -> Node:
         """Describe one object; ``UsageError`` names the path of what cannot be saved."""
+        if path.startswith(OWN_PREFIX) and isinstance(value, Describable):
+            return value.describe(self, path)
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise UsageError(f"{path} is nested too deeply", "does it contain itself?")
@@ -248,6 +265,7 @@ class Describer:
             state=state,
             shared=shared,
             devices={index: str(parameter.device) for parameter, index in number.items()},
+            names=[[self.names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups],
         )
 
     def _loader(self, loader: DataLoader[Any], path: str) -> LoaderNode:

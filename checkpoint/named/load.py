@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -37,10 +37,12 @@ from gpuslice.checkpoint.format.nodes import (
     TensorNode,
     TupleNode,
     UnsavedNode,
+    ValueNode,
 )
 from gpuslice.errors import RefusedSnapshotError
 
-from . import containers, gradient_buckets, subclasses
+from . import containers, gradient_buckets, param_groups, subclasses
+from .containers import refill
 from .describe import (
     extra_states,
     is_holder,
@@ -75,6 +77,13 @@ _HOST = torch.device("cpu")
 _REMEDY = "restore into the objects of the script that wrote the snapshot"
 
 
+@runtime_checkable
+class Comparable(Protocol):
+    """An object that compares itself with what a snapshot has of it."""
+
+    def compare(self, checker: Checker, node: Node, path: str) -> Load: ...
+
+
 class Checker:
     """Compares nodes with live objects; nothing is modified before a returned ``Load`` is called.
 
@@ -84,16 +93,22 @@ class Checker:
         Where the tensors of each recorded device live now, as far as live tensors showed it.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self.devices: dict[str, torch.device] = {}
+    def __init__(self, source: Source, *, like: Checker | None = None) -> None:
+        self.source = source
+        #: Attached tensors by name.
+        self.tensors: Mapping[str, torch.Tensor] = {} if like is None else like.tensors
+        #: Whether the snapshot has the attributes of objects, too.
+        self.with_attributes: bool = like is not None and like.with_attributes
+        self.devices: dict[str, torch.device] = {} if like is None else like.devices
         #: Plain tensors that exist under names: entries, live tensors, paths.
-        self._named: list[tuple[TensorNode, torch.Tensor, str]] = []
+        self._named: list[tuple[TensorNode, torch.Tensor, str]] = [] if like is None else like._named
         #: Generators, what makes their states, paths.
-        self._generators: list[tuple[Generator, Load, str]] = []
+        self._generators: list[tuple[Generator, Load, str]] = [] if like is None else like._generators
 
     def check(self, node: Node, live: Any, path: str) -> Load:
         """Prepare to load ``node`` into ``live``; ``SnapshotError`` names the path of what does not fit."""
+        if isinstance(live, Comparable):
+            return live.compare(self, node, path)
         if isinstance(node, HOLDERS) or is_holder(live):
             return self._holder(node, live, path)
         if isinstance(node, AnyTensorNode):
@@ -106,6 +121,8 @@ class Checker:
             return self._sequence(node, live, path)
         if isinstance(node, KindNode):
             return self._kind(node, live, path)
+        if not isinstance(node, ValueNode):
+            raise RefusedSnapshotError(f"{path} was saved as what only attributes can be", _REMEDY)
         value = node.value()
         return lambda _maker: refill(live, copy.deepcopy(value))
 
@@ -121,9 +138,7 @@ class Checker:
 
     def content(self, node: KindNode, live: Any, path: str) -> tuple[Load, Load]:
         """Prepare to load what a container or data object holds, and its attributes, as new values."""
-        parts = attributes(live) if node.kind == "dataclass" else live
-        known = dict(parts) if isinstance(parts, Mapping) else list(parts) if _is_ordered(parts) else None
-        content = self.check(node.data, known, path)
+        content = self.check(node.data, containers.known_parts(node, live), path)
         if node.attributes is None:
             return content, lambda _maker: {}
         return content, self.check(node.attributes, dict(attributes(live)), path)
@@ -163,12 +178,12 @@ class Checker:
         """A tensor that exists under a name: layout, shape and dtype must fit; loaded in place."""
         if isinstance(node, ShardNode):
             return self._shard(node, live, live, path)
-        subclasses.verify(self._source, node, path)
+        subclasses.verify(self.source, node, path)
         if isinstance(node, FlattenedNode):
-            return subclasses.load(self._source, node, live, path, named=True)
+            return subclasses.load(self.source, node, live, path, named=True)
         assert not isinstance(node, UnsavedNode)
         if isinstance(node, TensorNode) and is_plain(live):
-            spec = self._source.spec(node)
+            spec = self.source.spec(node)
             if not alike(spec, live):
                 found = f"{str(live.dtype).removeprefix('torch.')} {tuple(live.shape)}"
                 raise RefusedSnapshotError(
@@ -176,7 +191,7 @@ class Checker:
                 )
             self.devices.setdefault(node.device, live.device)
             self._named.append((node, live, path))
-            return into(self._source, node, live)
+            return into(self.source, node, live)
         sparse = isinstance(node, SparseNode) and (f"torch.{node.layout}", node.shape) == (
             str(live.layout),
             tuple(live.shape),
@@ -190,23 +205,23 @@ class Checker:
 
         ``RefusedSnapshotError`` if it does, or if a generator cannot go on from what was saved of it.
         """
-        maker = Maker(self._source, {})
+        maker = Maker(self.source, {})
         for generator, load, path in self._generators:
             check_generator_state(generator, load(maker), path)
         targets: dict[tuple[Any, ...], tuple[str, TensorNode]] = {}
         for node, live, path in self._named:
             place = (live.data_ptr(), str(live.device), live.dtype, tuple(live.shape), live.stride())
             other, first = targets.setdefault(place, (path, node))
-            if not live.data_ptr() or self._source.key(first) == self._source.key(node):
+            if not live.data_ptr() or self.source.key(first) == self.source.key(node):
                 continue
-            if not same_bits(self._source.view(first), self._source.view(node)):
+            if not same_bits(self.source.view(first), self.source.view(node)):
                 raise RefusedSnapshotError(
                     f"{other} and {path} are one tensor here, but differed when saved", _REMEDY
                 )
 
     def _shard(self, node: ShardNode, live: Any, like: Any, path: str) -> Load:
         """A distributed tensor; ``like`` tells where a new one belongs."""
-        load = load_shard(self._source, node, live, like, path)
+        load = load_shard(self.source, node, live, like, path)
         self.devices.setdefault(node.local.device, like.device)
         return load
 
@@ -214,19 +229,19 @@ class Checker:
         """A tensor inside a container: loaded in place if it fits what is there, else made anew."""
         if isinstance(node, ShardNode):
             return self._shard(node, live, live, path)
-        subclasses.verify(self._source, node, path)
+        subclasses.verify(self.source, node, path)
         if isinstance(node, FlattenedNode):
-            return subclasses.load(self._source, node, live, path)
+            return subclasses.load(self.source, node, live, path)
         assert not isinstance(node, UnsavedNode)
         if not isinstance(node, TensorNode):
             return lambda maker: maker.make(node)
-        return into_or_new(self._source, node, live)
+        return into_or_new(self.source, node, live)
 
     def _array(self, node: ArrayNode, live: Any) -> Load:
-        self._source.verify(node.data)
+        self.source.verify(node.data)
 
         def load(_maker: Maker) -> Any:
-            values = self._source.view(node.data).clone().numpy()
+            values = self.source.view(node.data).clone().numpy()
             if isinstance(live, np.ndarray) and (live.shape, live.dtype) == (values.shape, values.dtype):
                 live[...] = values
                 return live
@@ -261,15 +276,15 @@ class Checker:
 
     def _optimizer(self, node: OptimizerNode, optimizer: torch.optim.Optimizer, path: str) -> Load:
         """The state is written directly: ``load_state_dict`` would cast it to the parameter's dtype."""
-        groups = optimizer.param_groups
-        shapes = [[list(parameter.shape) for parameter in group["params"]] for group in groups]
-        if shapes != node.shapes or len(node.groups) != len(groups):
-            raise RefusedSnapshotError(f"{path} has other parameter groups than were saved", _REMEDY)
+        groups = param_groups.parameters(node, optimizer, self.tensors, path)
+        live = [*optimizer.param_groups, *({} for _ in groups)]
         options = [
-            self._options(saved, group, f"{path}.param_groups[{index}]")
-            for index, (saved, group) in enumerate(zip(node.groups, groups, strict=True))
+            self._options(saved, live[index], f"{path}.param_groups[{index}]")
+            for index, saved in enumerate(node.groups)
         ]
-        owners = [(parameter, group) for group in groups for parameter in group["params"]]
+        owners = [
+            (parameter, group) for members, group in zip(groups, live, strict=False) for parameter in members
+        ]
         for number, device in node.devices.items():
             check_device(device, path)
             self.devices.setdefault(device, owners[number][0].device)
@@ -283,8 +298,9 @@ class Checker:
         ]
 
         def load(maker: Maker) -> torch.optim.Optimizer:
-            for load_options in options:
-                load_options(maker)
+            param_groups.arrange(optimizer, groups)
+            for load_options, group in zip(options, optimizer.param_groups, strict=True):
+                refill(group, {"params": group["params"], **load_options(maker)})
             loaded: dict[Any, Any] = {key: load_state(maker) for key, load_state in shared.items()}
             loaded |= {
                 owners[number][0]: state(maker) for number, state in zip(node.state, states, strict=True)
@@ -316,8 +332,8 @@ class Checker:
                 if isinstance(item, ShardNode):
                     known[key] = self._shard(item, there.get(key), parameter, f"{path}[{key!r}]")
                 elif key == "step" and on_host and isinstance(item, TensorNode) and item.device == "cpu":
-                    self._source.verify(item)
-                    known[key] = into_or_new(self._source, item, there.get(key), _HOST)
+                    self.source.verify(item)
+                    known[key] = into_or_new(self.source, item, there.get(key), _HOST)
             load_state = self._dict(saved, live, path, known)
         else:
             load_state = self.check(saved, live, path)
@@ -325,12 +341,12 @@ class Checker:
 
     def _options(self, node: Node, group: dict[str, Any], path: str) -> Load:
         options = {key: value for key, value in group.items() if key != "params"}
-        load_options = self.check(node, options, path)
-
-        return lambda maker: refill(group, {"params": group["params"], **load_options(maker)})
+        return self.check(node, options, path)
 
     def _loader(self, node: LoaderNode, loader: DataLoader[Any], path: str) -> Load:
         generators = own_generators(loader)
+        if len(generators) != len(node.generators) and self.with_attributes:
+            return lambda _maker: loader  # it makes generators as it goes: they come with its attributes
         if len(generators) != len(node.generators):
             raise RefusedSnapshotError(
                 f"{path} has {len(generators)} generators here, but {len(node.generators)} were saved",
@@ -347,28 +363,9 @@ class Checker:
             raise RefusedSnapshotError(
                 f"{path} is a {library} generator here, a {node.library} one was saved", _REMEDY
             )
-        load = Checker(self._source.strict).check(node.state, None, path)
+        load = Checker(self.source.strict).check(node.state, None, path)
         self._generators.append((generator, load, path))
         return lambda maker: _call(generator, partial(set_generator_state, generator), load(maker))
-
-
-def _is_ordered(value: object) -> bool:
-    return isinstance(value, (list, tuple, deque))
-
-
-def refill(live: Any, value: Any) -> Any:
-    """Put a loaded container into the live one, so that its type and everybody's references stay."""
-    if isinstance(live, MutableMapping) and isinstance(value, dict):
-        live.clear()
-        live.update(value)
-        return live
-    if isinstance(live, MutableSequence) and isinstance(value, list):
-        live.clear()
-        live.extend(value)
-        return live
-    if isinstance(live, tuple) and isinstance(value, tuple) and hasattr(live, "_fields"):
-        return type(live)(*value)
-    return value
 
 
 def _each(loads: Sequence[Load], maker: Maker, live: Any) -> Any:

@@ -137,6 +137,10 @@ class Source:
             bits = _BITS[live.element_size()]
             _once(target).view(bits).copy_(_once(source).view(bits))
 
+    def storage_bytes(self, sid: int) -> int:
+        """The size of one of the snapshot's storages."""
+        return self._snapshot.storages[sid].nbytes
+
     def storage(self, sid: int, device: torch.device) -> torch.UntypedStorage:
         """A new storage on ``device`` with the bytes of one of the snapshot's."""
         self._check(sid)
@@ -200,6 +204,16 @@ class Maker:
         self._source = source
         self._devices = devices
         self._made: dict[tuple[int, torch.device], torch.UntypedStorage] = {}
+        self._live: set[tuple[int, torch.device]] = set()
+
+    def share(self, node: TensorNode, live: torch.Tensor) -> None:
+        """Have new tensors share the memory of a live one if they shared that of its entry."""
+        spec, storage = self._source.spec(node), live.untyped_storage()
+        same = live.storage_offset() == spec.offset and live.stride() == spec.stride
+        if same and storage.nbytes() == self._source.storage_bytes(spec.sid):
+            key = spec.sid, live.device
+            if self._made.setdefault(key, storage) is storage:
+                self._live.add(key)
 
     def onto(self, recorded: str, device: torch.device) -> Maker:
         """The same maker for what belongs to something that was on ``recorded`` and is on ``device`` now."""
@@ -234,7 +248,10 @@ class Maker:
         if key not in self._made:
             self._made[key] = self._source.storage(*key)
         empty = torch.empty(0, dtype=_dtype(spec), device=target)
-        return empty.set_(self._made[key], spec.offset, spec.shape, spec.stride)
+        made = empty.set_(self._made[key], spec.offset, spec.shape, spec.stride)
+        if key in self._live:
+            self._source.copy_into(made, node)
+        return made
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
@@ -311,6 +328,7 @@ def into(source: Source, node: TensorNode, live: torch.Tensor) -> LoadTensor:
 
     def load(maker: Maker) -> torch.Tensor:
         source.copy_into(live, node)
+        maker.share(node, live)
         if live.is_leaf:
             _complete(source, node, live, maker)
         return live

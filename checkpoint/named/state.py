@@ -19,12 +19,14 @@ from gpuslice.checkpoint.format.nodes import AnyTensorNode, Node
 from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
+from .describe import OWN_PREFIX as OWN_PREFIX
 from .describe import Describer
 from .load import Checker, Load
+from .param_groups import tensors_by_name
 from .snapshot_tensors import Maker, Source
 
-#: Names that begin so are the runtime's, not the user's; their tensors stay on the host.
-OWN_PREFIX = "gpuslice."
+#: The runtime's own entries that older snapshots lack; tensors of its others stay on the host.
+LIKE_NAMED = ("gpuslice.attributes", "gpuslice.pass", "gpuslice.loader")
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def describe(named: Mapping[str, object]) -> NamedState:
     UsageError
         If one cannot be saved, or an optimizer steps parameters that no other object holds.
     """
-    describer = Describer()
+    describer = Describer({id(tensor): name for name, tensor in tensors_by_name(named).items()})
     described = {name: describer.node(value, name) for name, value in named.items()}
     for parameter, path in describer.optimized.items():
         if parameter not in describer.covered:
@@ -88,10 +90,7 @@ class Restoration:
         """Load everything; returns the objects by name, new ones where the live one was a plain value."""
         moving, staying = Maker(self._source, self._devices), Maker(self._source, {})
         with heap.uncollected():
-            return {
-                name: load(staying if name.startswith(OWN_PREFIX) else moving)
-                for name, load in self._loads.items()
-            }
+            return {name: load(staying if _is_own(name) else moving) for name, load in self._loads.items()}
 
 
 @heap.uncollected()
@@ -124,16 +123,17 @@ def check(
     source = Source(snapshot, verify=verify)
     checker, own = Checker(source), Checker(source.strict)
     saved = nodes.decode(snapshot.tree)
+    checker.tensors = tensors_by_name(named)
+    checker.with_attributes = LIKE_NAMED[0] in saved
     left_out = {name for name in saved.keys() - named.keys() if not name.startswith(OWN_PREFIX)}
     if entire and left_out:
         raise RefusedSnapshotError(
             f"{snapshot.path} holds {min(left_out)!r}, which is not attached", "attach it under that name"
         )
     loads = {
-        name: _compare(
-            own if name.startswith(OWN_PREFIX) else checker, snapshot, saved, name, live, name in loose
-        )
+        name: _compare(own if _is_own(name) else checker, snapshot, saved, name, live, name in loose)
         for name, live in named.items()
+        if name in saved or name not in LIKE_NAMED
     }
     for one in (checker, own):
         one.finish()
@@ -144,6 +144,10 @@ def plain_value(snapshot: SnapshotFile, name: str) -> Any:
     """Return the plain value that a snapshot holds under a name; None if it holds none."""
     node = nodes.decode(snapshot.tree).get(name)
     return node.value() if isinstance(node, nodes.ValueNode) else None
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith(OWN_PREFIX) and name not in LIKE_NAMED
 
 
 def _compare(

@@ -53,6 +53,7 @@ class World:
 
     #: A restart needs rank 0's snapshot only (``training.attached``).
     replicated = True
+    obstacle = ""
 
     def __init__(
         self,

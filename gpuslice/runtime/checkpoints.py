@@ -157,6 +157,8 @@ class Schedule:
         Why none can be taken at all in this process, as a line for the user; ``None`` if it can.
     start
         See ``Checkpoints.begin``.
+    hopeless
+        Whether the next boundary is no better than one at which none could be begun.
     """
 
     def __init__(
@@ -167,7 +169,9 @@ class Schedule:
         every: int,
         obstacle: Callable[[], str | None],
         start: Start,
+        hopeless: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._hopeless = hopeless
         self._checkpoints = checkpoints
         self._boundaries = boundaries
         self._every = every
@@ -195,7 +199,7 @@ class Schedule:
             self._complained = True
             return True
         try:
-            return self._checkpoints.begin(self._start)
+            return self._checkpoints.begin(self._start) or self._hopeless()
         except GpusliceError as error:
             say(error.message, error.remedy)
             return True

@@ -7,19 +7,22 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
-from torch.utils.data import DataLoader
 
 from gpuslice import config
+from gpuslice.checkpoint.attributes.job_attributes import ATTRIBUTES, JobAttributes
+from gpuslice.checkpoint.attributes.known import KnownAttributes
 from gpuslice.checkpoint.format.reader import SnapshotFile, open_snapshot
 from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.named.describe import is_holder
-from gpuslice.checkpoint.named.generators import Generator, own_generators
+from gpuslice.checkpoint.named.param_groups import skip_groups_that_are_there
 from gpuslice.checkpoint.named.state import OWN_PREFIX, Restoration, check, describe
+from gpuslice.checkpoint.ramdisk.obstacle_note import write_note
 from gpuslice.errors import (
     AddressSpaceError,
     DeviceMemoryError,
@@ -28,7 +31,7 @@ from gpuslice.errors import (
 )
 from gpuslice.runtime import trainings
 from gpuslice.runtime.current import runtime
-from gpuslice.runtime.ending import undisturbed, whole_or_ended
+from gpuslice.runtime.ending import say, undisturbed, whole_or_ended
 from gpuslice.runtime.progress import Progress, goal
 from gpuslice.runtime.runtime import Runtime
 from gpuslice.training import identity
@@ -64,15 +67,19 @@ class Job:
         self._objects = {name: item for name, item in named.items() if _lives_on(item)}
         own = {name: item for name, item in named.items() if not _lives_on(item)}
         self.state = State(own, self._objects)
-        self._generators = {id(item) for item in _generators(named)}
+        self._attributes = JobAttributes(self._attached)
         self._progress = Progress(
             process.boundaries,
-            lambda item: id(item) in self._generators,
+            self._attributes.knows,
+            self._attributes,
             lambda: trainings.finish(process),
         )
         self._training = process.next_training()
         #: Why it is attached no more.
         self._ended = ""
+
+    def _attached(self) -> dict[str, object]:
+        return {**self._objects, **self.state.data}
 
     def suspend(self) -> Snapshot:
         """Move the job's state to the RAM disk and free its device memory.
@@ -238,6 +245,7 @@ class Job:
         target = goal(restoration.value(_PROGRESS), restoration.gpus)
 
         def load(restoration: Restoration) -> None:
+            self._attributes.revert()
             loaded = restoration.apply()
             self.state.data = {name: loaded[name] for name in saved_names(snapshot)}
             process_rng.restore(loaded[_RNG], restoration.gpus)
@@ -245,18 +253,23 @@ class Job:
             self._progress.count_from(target)
 
         def reached() -> None:
+            end_skipping()
             # What the script took out of ``state`` meanwhile, into variables of its own, is refilled.
             load(self._check(snapshot, verify=False))
+            self._attributes.reached()
             snapshot.close()
 
         load(restoration)
+        end_skipping = skip_groups_that_are_there(self._attributes.optimizers)
+        self._attributes.head_for(partial(check, snapshot, verify=self._runtime.settings.verify))
         self._progress.head_for(target, reached, restoration.gpus)
 
     def _check(self, snapshot: SnapshotFile, *, verify: bool) -> Restoration:
         """Compare a snapshot with what is there now."""
         names = saved_names(snapshot)
         own = {**{name: self.state.get(name) for name in names}, _RNG: None, _PROGRESS: None}
-        return check(snapshot, {**own, **self._objects}, entire=True, loose=names, verify=verify)
+        live = {**own, **self._objects, **self._attributes.entries()}
+        return check(snapshot, live, entire=True, loose=names, verify=verify)
 
     def named_state(self) -> dict[str, object]:
         """All that another process needs to go on from here."""
@@ -265,7 +278,7 @@ class Job:
             _PROGRESS: self._progress.state(),
             identity.NAME: self._training.text(),
         }
-        return {**self._objects, **self.state.named(), **own}
+        return {**self._objects, **self.state.named(), **self._attributes.state(), **own}
 
     @property
     def values(self) -> State:
@@ -273,8 +286,23 @@ class Job:
         return self.state
 
     def restartable(self, *, explicit: bool) -> bool:
-        """Whether another process could go on from here; ``explicit``: the script itself asked to stop."""
-        return self._progress.restartable(explicit=explicit)
+        """Return True if another process could go on from here. If attributes forbid it, say so.
+
+        ``explicit``: the script itself asked to stop.
+        """
+        if not self._progress.restartable(explicit=explicit):
+            self._attributes.overlook()
+            return False
+        obstacles = self._attributes.look()
+        if self._runtime.settings.job and (news := self._attributes.news()):
+            write_note(self._runtime.store.directory, news)
+            say(f"job {self._runtime.settings.job} could not be restarted from here: {news}")
+        return not obstacles
+
+    @property
+    def obstacle(self) -> str:
+        """Why no other process could have gone on from the newest boundary that was looked at."""
+        return next(iter(self._attributes.obstacles), "")
 
     @property
     def restartable_later(self) -> bool:
@@ -342,10 +370,12 @@ def restore(path: str | os.PathLike[str], /, **named: object) -> dict[str, Any]:
         If it does not fit the objects, naming the entry; nothing has changed.
     """
     with open_snapshot(Path(path)) as snapshot:
-        restoration = check(snapshot, {**named, _RNG: None}, verify=config.load().verify)
+        live = {**named, ATTRIBUTES: KnownAttributes(named), _RNG: None}
+        restoration = check(snapshot, live, verify=config.load().verify)
         process_rng.check(restoration.value(_RNG), restoration.gpus)
         loaded = restoration.apply()
         process_rng.restore(loaded.pop(_RNG), restoration.gpus)
+        loaded.pop(ATTRIBUTES, None)
         return loaded
 
 
@@ -365,14 +395,3 @@ def _check_place(call: str) -> None:
 def _lives_on(item: object) -> bool:
     """Whether the script keeps using the object itself, so that it is loaded in place."""
     return isinstance(item, torch.Tensor) or is_holder(item)
-
-
-def _generators(item: object) -> Iterator[Generator]:
-    """All generators that attached objects stand for."""
-    if isinstance(item, Generator):
-        yield item
-    elif isinstance(item, DataLoader):
-        yield from own_generators(item)
-    elif isinstance(item, (Mapping, list, tuple)):
-        for part in item.values() if isinstance(item, Mapping) else item:
-            yield from _generators(part)

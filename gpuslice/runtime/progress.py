@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.named.describe import is_stateful
@@ -28,6 +27,7 @@ from gpuslice.checkpoint.named.generators import (
 from gpuslice.errors import RefusedSnapshotError, UsageError, hide_own_frames
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.ending import deliver
+from gpuslice.training.indices import Drawn, asks_by_index, skip
 
 Batch = TypeVar("Batch")
 
@@ -64,11 +64,26 @@ class Pass(NamedTuple):
         States of the random number generators when it began: the process's and the loader's own.
     loader
         ``state_dict()`` of a loader that can continue by itself, else ``None``.
+    drawn
+        Checksum of the indices that its sampler has given, where they can be seen.
     """
 
     batches: int
     start: dict[str, Any]
     loader: Any = None
+    drawn: int | None = None
+
+
+class LoaderAttributes(Protocol):
+    """What is kept of the attributes of a loader's objects."""
+
+    def enter(self, loader: object) -> None: ...
+
+    def begin_pass(self, loader: object) -> None: ...
+
+    def restart_pass(self, loader: object) -> None: ...
+
+    def end_pass(self) -> None: ...
 
 
 class Goal(NamedTuple):
@@ -90,15 +105,20 @@ class Progress:
         Whether a generator is saved with the job's named objects; those of loaders must be.
     finish
         Called when a loop over epochs has ended by itself: the training is over, as far as can be told.
+    attributes
+        Keeps those of a loader's objects.
     """
 
     def __init__(
         self,
         boundaries: BoundaryCounter,
         knows: Callable[[Generator], bool],
+        attributes: LoaderAttributes,
         finish: Callable[[], None] | None = None,
     ) -> None:
         self._boundaries = boundaries
+        self._attributes = attributes
+        self._drawn: Drawn | None = None
         self._knows = knows
         self._finish = finish or _nothing
         #: Whether the last loop over epochs has ended by itself, and no other one has begun.
@@ -132,6 +152,8 @@ class Progress:
             position = Position(position.loop, position.epoch + 1)
         if current is not None and is_stateful(self._loader):
             current = current._replace(loader=self._loader.state_dict())  # type: ignore[attr-defined]
+        if current is not None and self._drawn is not None:
+            current = current._replace(drawn=self._drawn.checksum)
         return {
             "position": tuple(position),
             "pass": None if current is None else tuple(current),
@@ -193,7 +215,9 @@ class Progress:
         try:
             if self._depth > 1:
                 yield from loader
-            elif self._target is None or self._position == self._target:
+                return
+            self._attributes.enter(loader)
+            if self._target is None or self._position == self._target:
                 yield from self._run(loader)
         except BaseException as error:
             hide_own_frames(error, keep_bugs=True)
@@ -201,7 +225,8 @@ class Progress:
         finally:
             self._depth -= 1
             if self._depth == 0:
-                self._pass = None
+                self._pass = self._drawn = None
+                self._attributes.end_pass()
                 self._position = self._position._replace(passes=self._position.passes + 1)
 
     def _first_epoch(self, loop: int, count: int) -> int:
@@ -254,6 +279,9 @@ class Progress:
             yield batch
 
     def _begin(self, loader: Iterable[Batch], resumed: Pass | None) -> tuple[Iterator[Batch], Pass]:
+        if resumed is not None:
+            self._attributes.restart_pass(loader)
+        self._attributes.begin_pass(loader)
         generators = own_generators(loader)
         if not all(map(self._knows, generators)):
             raise UsageError(
@@ -269,7 +297,7 @@ class Progress:
                 "own": [generator_state(item)[1] for item in generators],
             }
             self._pass, self._loader = Pass(0, start), loader
-            return iter(loader), self._pass
+            return self._watched(iter(loader)), self._pass
         self._pass, self._loader = resumed, loader
         pairs = _paired(generators, resumed.start.get("own"))
         process_rng.restore(resumed.start["process"], self._gpus)
@@ -277,12 +305,24 @@ class Progress:
             set_generator_state(generator, state)
         if is_stateful(loader):
             loader.load_state_dict(resumed.loader)  # type: ignore[attr-defined]
-        iterator = iter(loader)
+        iterator = self._watched(iter(loader))
         if not is_stateful(loader):
             with self._boundaries.skipping():
-                _skip(iterator, resumed.batches)
+                skip(iterator, resumed.batches)
+        if self._drawn is not None and resumed.drawn not in (None, self._drawn.checksum):
+            raise RefusedSnapshotError(
+                "the sampler of the loader gives another order than before the restart",
+                "have it choose by its attributes and generators at the start of a pass, or begin anew",
+            )
         self._arrive()
         return iterator, resumed
+
+    def _watched(self, iterator: Iterator[Batch]) -> Iterator[Batch]:
+        """Have the indices that a sampler gives noted, if this process asks it when a batch is fetched."""
+        self._drawn = None
+        if asks_by_index(iterator):
+            self._drawn = iterator._sampler_iter = Drawn(iterator._sampler_iter)
+        return iterator
 
 
 def goal(state: Any, gpus: Mapping[int, int]) -> Goal:
@@ -320,24 +360,6 @@ def _paired(generators: list[Generator], states: Any) -> list[tuple[Generator, A
     for generator, state in pairs:
         check_generator_state(generator, state, "a generator of the loader")
     return pairs
-
-
-def _skip(iterator: Iterator[Any], batches: int) -> None:
-    """Go past batches that are done.
-
-    In this process and with a dataset that is asked by index, moving the sampler on is enough. Otherwise the
-    batches are fetched again, so that the workers' generators and the dataset's own loop move on, too.
-    """
-    if isinstance(iterator, _SingleProcessDataLoaderIter) and iterator._dataset_kind == _DatasetKind.Map:
-        skipped = sum(1 for _ in islice(iterator._sampler_iter, batches))
-        iterator._num_yielded += skipped
-    else:
-        skipped = sum(1 for _ in islice(iterator, batches))
-    if skipped < batches:
-        raise RefusedSnapshotError(
-            f"the loader has {skipped} batches, but {batches} were done when the snapshot was taken",
-            "restart with the same data and batch size",
-        )
 
 
 def _length(loader: object) -> int | None:

@@ -243,8 +243,8 @@ class Runtime:
         # Elsewhere a graph has given up what it had saved; the other routes take along what it has.
         amid_graphs = self.boundaries.amid_graphs and self.route is Route.TENSOR
         graph_bytes = live_graphs.held_bytes(self.device) if amid_graphs else 0
-        named = None if self.attached is None else self.attached.named_state()
         restartable = self.attached is not None and self.attached.restartable(explicit=explicit)
+        named = None if self.attached is None else self.attached.named_state()
         parking = self._groups.parking(self.boundary, self.device)
         with ours("the suspend"), self.memory_limit.lifted(), parking as release:
             pending_collectives.refuse()
@@ -344,6 +344,7 @@ class Runtime:
             every=boundaries,
             obstacle=lambda: obstacle(self.attached, self.settings.job),
             start=lambda hasty: self._save(hasty, explicit=self.boundaries.explicit),
+            hopeless=lambda: self.attached is not None and bool(self.attached.obstacle),
         )
 
     def _save(self, hasty: Collection[str], *, explicit: bool) -> BackgroundSnapshot | None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 import msgspec
 
 from gpuslice.checkpoint.format.reader import SnapshotFile
+from gpuslice.checkpoint.ramdisk.obstacle_note import take_note
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import GpusliceError
 from gpuslice.launch.command import LAUNCH, begun_anew
@@ -71,6 +72,10 @@ def go_on(process: Runtime, training: Training, load: Callable[[SnapshotFile], N
             process.store, process.identity.rank, agreed, process.boundaries.call_at_next, value
         )
     process.store.forget_after(-1 if chosen is None else chosen.boundary)
+    note = take_note(process.store.directory)
+    if chosen is None and note:
+        job = process.settings.job
+        say(f"job {job} begins anew, because it could not be saved for a restart: {note}")
     if chosen is not None:
         whence = origin(chosen)
         load(chosen)

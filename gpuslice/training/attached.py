@@ -36,6 +36,11 @@ class Attached(Protocol):
         ...
 
     @property
+    def obstacle(self) -> str:
+        """Why it is not consistent, if an attribute that cannot be saved is the reason; else ""."""
+        ...
+
+    @property
     def restartable_later(self) -> bool:
         """Whether it will be, at a later boundary, as far as can be told."""
         ...

@@ -254,3 +254,62 @@ def test_a_named_job_that_attaches_nothing_says_why_it_begins_anew(workshop: Wor
     assert second.returncode == 0
     assert re.fullmatch("gpuslice: job k begins anew: .* attached nothing .*\n", second.stderr), second.stderr
     assert workshop.gpuslice_run("--job", "k", script).stderr == ""
+
+
+#: An optimizer within another one and a sampler that counts its passes; with ``keep`` an iterator, too.
+BESIDE_STATE_DICT = """
+import hashlib, itertools, os, signal, sys
+import torch, gpuslice
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+class Outer(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+        self.inner = torch.optim.SGD(self.param_groups, lr=0.05, momentum=0.9)
+        self.param_groups = self.inner.param_groups
+        self.rates = itertools.cycle([0.1, 0.2]) if sys.argv[1] == "keep" else None
+    def step(self):
+        self.inner.step()
+
+class ByPass(Sampler):
+    passes = 0
+    def __iter__(self):
+        self.passes += 1
+        generator = torch.Generator().manual_seed(self.passes)
+        return iter(torch.randperm(8, generator=generator).tolist())
+
+torch.manual_seed(0)
+model, left = torch.nn.Linear(4, 1), int(os.environ.get("DIES_AFTER", "0"))
+optimizer = Outer(model.parameters())
+loader = DataLoader(TensorDataset(torch.randn(8, 4)), batch_size=2, sampler=ByPass())
+job = gpuslice.attach(model=model, optimizer=optimizer, loader=loader)
+for epoch in job.epochs(4):
+    for (x,) in job.batches(loader):
+        (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+print("digest", hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest(), epoch)
+"""
+
+
+@pytest.mark.parametrize("state", ["plain", "keep"])
+def test_state_beside_state_dict_is_restarted_exactly_or_begins_anew_and_says_why(
+    workshop: Workshop, state: str
+) -> None:
+    script = str(workshop.write("beside.py", BESIDE_STATE_DICT))
+    undisturbed = workshop.gpuslice_run(script, state)
+    words = ("--job", "beside", "--checkpoint-every", "1", script, state)
+    workshop.environ["DIES_AFTER"] = "10"
+    killed = workshop.gpuslice_run(*words)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    workshop.environ["DIES_AFTER"] = "0"
+    again = workshop.gpuslice_run(*words)
+    assert (again.returncode, again.stdout) == (0, undisturbed.stdout), again.stderr
+    reason = "optimizer.rates is a cycle, whose state nobody can see"
+    assert killed.stderr.count(reason) == (state == "keep")
+    assert (
+        f"job beside begins anew, because it could not be saved for a restart: {reason}" in again.stderr
+    ) == (state == "keep")

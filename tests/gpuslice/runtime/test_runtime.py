@@ -31,6 +31,7 @@ class Script:
     samples = 0
     interruptible = True
     restartable_later = True
+    obstacle = ""
 
     def __init__(self) -> None:
         self.weights = torch.arange(50_000.0)

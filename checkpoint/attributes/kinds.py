@@ -1,0 +1,156 @@
+"""Kinds of Python objects, as a walk through the attributes of attached objects tells them apart."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import pathlib
+import re
+import types
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from gpuslice.checkpoint.named.describe import is_stateful
+from gpuslice.checkpoint.named.generators import Generator
+from gpuslice.checkpoint.named.plain_objects import hides_nothing
+
+
+class Kind(Enum):
+    """What an object is to the walk.
+
+    Attributes
+    ----------
+    LEAF
+        An immutable value, compared by value.
+    TENSOR, ARRAY, GENERATOR
+        State of its own.
+    MODULE, OPTIMIZER, STATEFUL
+        Saved as if it had been attached, too; the first two are also looked into.
+    CONTAINER, OBJECT, FUNCTION
+        Looked into.
+    OPAQUE
+        Holds something that cannot be seen: an iterator, a file, an object of another language.
+    IGNORED
+        Holds no state of a training.
+    """
+
+    LEAF = auto()
+    TENSOR = auto()
+    ARRAY = auto()
+    GENERATOR = auto()
+    MODULE = auto()
+    OPTIMIZER = auto()
+    STATEFUL = auto()
+    CONTAINER = auto()
+    OBJECT = auto()
+    FUNCTION = auto()
+    OPAQUE = auto()
+    IGNORED = auto()
+
+
+#: Exact types of immutable values.
+LEAVES: frozenset[type] = frozenset(
+    {bool, int, float, complex, str, bytes, type(None), range, slice, type(...), type(NotImplemented)}
+    | {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
+    | {datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone}
+    | {decimal.Decimal, fractions.Fraction, uuid.UUID, re.Pattern}
+)
+_LEAF_BASES = (enum.Enum, np.generic, np.dtype, pathlib.PurePath)
+CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_WITHOUT_STATE = (
+    *(type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.MethodWrapperType),
+    *(types.WrapperDescriptorType, types.MethodDescriptorType, types.GetSetDescriptorType),
+    *(weakref.ref, weakref.ProxyType, functools._lru_cache_wrapper, property, staticmethod, classmethod),
+)
+#: Packages whose objects synchronize, report, or read data; and ours.
+_PACKAGES_WITHOUT_STATE = frozenset(
+    {"logging", "threading", "_thread", "weakref", "_weakref", "_weakrefset", "asyncio", "concurrent"}
+    | {"multiprocessing", "typing", "types", "abc", "_abc", "inspect", "importlib", "warnings", "contextvars"}
+    | {"tqdm", "wandb", "tensorboard", "tensorboardX", "mlflow", "rich", "pynvml", "triton", "gpuslice"}
+    | {"torchdata", "h5py", "lmdb", "PIL", "pyarrow", "tokenizers", "sentencepiece"}
+)
+#: torch's modules whose objects are looked into; what else torch has is internal to it.
+_TORCH_LOOKED_INTO = ("torch.nn.modules.", "torch.optim.", "torch.utils.data.", "torch.distributions.")
+
+
+def kind_of(item: Any) -> Kind:
+    """Return the kind of an object."""
+    kind = type(item)
+    if kind in LEAVES or isinstance(item, _LEAF_BASES):
+        return Kind.LEAF
+    for state, its in _STATE:
+        if isinstance(item, state):
+            return its
+    if isinstance(item, CONTAINERS):
+        return Kind.CONTAINER
+    if isinstance(item, FUNCTIONS):
+        return Kind.IGNORED if _is_of_a_library(item) else Kind.FUNCTION
+    if _is_counted_in_memory(item):
+        return Kind.OPAQUE
+    if isinstance(item, _WITHOUT_STATE) or package(kind) in _PACKAGES_WITHOUT_STATE:
+        return Kind.IGNORED
+    if kind is object:
+        return Kind.IGNORED
+    if package(kind) == "torch" and not is_looked_into(kind):
+        if isinstance(item, Iterator):
+            return Kind.OPAQUE
+        return Kind.STATEFUL if is_stateful(item) else Kind.IGNORED
+    return Kind.OBJECT if hides_nothing(item) else Kind.OPAQUE
+
+
+_STATE: tuple[tuple[Any, Kind], ...] = (
+    (torch.Tensor, Kind.TENSOR),
+    (np.ndarray, Kind.ARRAY),
+    (torch.nn.Module, Kind.MODULE),
+    (torch.optim.Optimizer, Kind.OPTIMIZER),
+    (Generator, Kind.GENERATOR),
+)
+
+
+def package(kind: type) -> str:
+    """Return the package that a class is of."""
+    return str(kind.__module__).partition(".")[0]
+
+
+def is_looked_into(kind: type) -> bool:
+    """Return True if the attributes of the class's objects may hold state of a training."""
+    name = f"{kind.__module__}."
+    return package(kind) != "torch" or name.startswith(_TORCH_LOOKED_INTO)
+
+
+def is_data(owner: object, name: str, value: object) -> bool:
+    """Return True if an attribute holds what a training reads, which may be large and seldom changes."""
+    if isinstance(value, Dataset):
+        return True
+    if isinstance(owner, DataLoader):
+        return name == "dataset"
+    return isinstance(owner, torch.utils.data.Sampler) and name == "data_source"
+
+
+def _is_counted_in_memory(item: object) -> bool:
+    """Return True for values of ``ctypes``, which lie in memory that another process may change."""
+    return type(item).__mro__[-2].__module__ == "_ctypes"
+
+
+def _is_of_a_library(function: Any) -> bool:
+    """Return True for functions of torch and NumPy, whose closures are their own."""
+    while isinstance(function, functools.partial):
+        if function.args or function.keywords:
+            return False
+        function = function.func
+    if isinstance(function, types.MethodType):
+        return False
+    module = str(getattr(function, "__globals__", {}).get("__name__", ""))
+    return module.partition(".")[0] in ("torch", "numpy", *_PACKAGES_WITHOUT_STATE)

@@ -1,0 +1,159 @@
+"""What an object is made of: its attributes as named slots, which can be read and set, and its items."""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from gpuslice.checkpoint.named.describe import keeps_own_state_dict
+from gpuslice.checkpoint.named.plain_objects import attributes, delete_attribute, set_attribute
+
+from .kinds import Kind, is_looked_into
+
+#: What torch's classes keep for themselves, or what is saved in another way.
+_MODULE = frozenset(
+    {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_flat_weights"}
+    | {"_is_full_backward_hook", "_compiled_call_impl", "call_super_init", "_flat_weight_refs"}
+)
+_OPTIMIZER = frozenset(("_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured", "step"))
+_LOADER = frozenset(("_iterator", "_DataLoader__initialized", "_DataLoader__multiprocessing_context"))
+_SCALER = frozenset(("_per_optimizer_states",))
+#: What a default optimizer saves by itself.
+_OF_OPTIMIZER = frozenset(("state", "param_groups"))
+
+
+class _Missing:
+    """The content of a variable that has none."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING = _Missing()
+
+
+def slots(item: Any, kind: Kind) -> dict[str, Any]:
+    """Return the named values of an object that may hold state."""
+    if kind is Kind.FUNCTION:
+        return _of_function(item)
+    if kind is Kind.MODULE:
+        found = attributes(item) if is_looked_into(type(item)) else {}
+        own = {name: value for name, value in found.items() if name not in _MODULE and not _is_hooks(name)}
+        return own | dict(item._modules)
+    found = attributes(item)
+    hidden = _hidden(item)
+    return {name: value for name, value in found.items() if name not in hidden and not _is_hooks(name)}
+
+
+def containers_of(item: object) -> dict[str, Any]:
+    """Return the containers in which an optimizer keeps its groups and its state."""
+    if not isinstance(item, torch.optim.Optimizer):
+        return {}
+    return {"state": item.state, "param_groups": item.param_groups}
+
+
+def _hidden(item: object) -> frozenset[str]:
+    if isinstance(item, torch.optim.Optimizer):
+        return _OPTIMIZER if keeps_own_state_dict(item) else _OPTIMIZER | _OF_OPTIMIZER
+    if isinstance(item, DataLoader):
+        return _LOADER
+    return _SCALER if isinstance(item, torch.amp.GradScaler) else frozenset()
+
+
+def _is_hooks(name: str) -> bool:
+    return name.startswith("_") and "hooks" in name
+
+
+def _of_function(item: Any) -> dict[str, Any]:
+    if isinstance(item, types.MethodType):
+        return {"__self__": item.__self__, "__func__": item.__func__}
+    if isinstance(item, partial):
+        return {"func": item.func, "args": item.args, "keywords": item.keywords, **vars(item)}
+    found = {name: _content(cell) for name, cell in _cells(item)}
+    if item.__defaults__:
+        found["__defaults__"] = item.__defaults__
+    if item.__kwdefaults__:
+        found["__kwdefaults__"] = item.__kwdefaults__
+    return found | {name: value for name, value in vars(item).items() if name != "__wrapped__"}
+
+
+def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:
+    return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return MISSING
+
+
+def set_slot(item: Any, name: str, value: Any) -> None:
+    """Set one of the named values of `slots`."""
+    if isinstance(item, types.FunctionType):
+        cell = dict(_cells(item)).get(name)
+        if cell is not None:
+            cell.cell_contents = value
+            return
+    if isinstance(item, torch.nn.Module) and name in item._modules:
+        item._modules[name] = value
+        return
+    set_attribute(item, name, value)
+
+
+def delete_slot(item: Any, name: str) -> None:
+    """Take one of the named values of `slots` away."""
+    if isinstance(item, types.FunctionType):
+        cell = dict(_cells(item)).get(name)
+        if cell is not None:
+            del cell.cell_contents
+            return
+    delete_attribute(item, name)
+
+
+def items(container: Any) -> list[Any]:
+    """Return what a container holds, in order; of a dictionary first the keys, then the values."""
+    if isinstance(container, dict):
+        return [*container.keys(), *container.values()]
+    return list(container)
+
+
+def labelled(container: Any) -> Iterator[tuple[str, Any]]:
+    """Return the items with what follows the container's name in theirs."""
+    if isinstance(container, dict):
+        for number, (key, value) in enumerate(container.items()):
+            name = repr(key) if isinstance(key, (str, int, float, tuple)) else f"#{number}"
+            yield f"[{name}]", value
+            if not isinstance(key, (str, int, float)):
+                yield f".keys()[{number}]", key
+    else:
+        for number, value in enumerate(container):
+            yield f"[{number}]", value
+
+
+def refill(container: Any, kept: Sequence[Any]) -> None:
+    """Put back what `items` returned."""
+    if isinstance(container, dict):
+        half = len(kept) // 2
+        dict.clear(container)
+        _update(dict.__setitem__, container, zip(kept[:half], kept[half:], strict=True))
+    elif isinstance(container, set):
+        set.clear(container)
+        set.update(container, iter(kept))
+    elif isinstance(container, deque):
+        deque.clear(container)
+        deque.extend(container, kept)
+    elif isinstance(container, list):
+        list.clear(container)
+        list.extend(container, kept)
+
+
+def _update(put: Callable[..., object], container: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+    for key, value in pairs:
+        put(container, key, value)

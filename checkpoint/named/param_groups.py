@@ -1,0 +1,99 @@
+"""Parameter groups that a script adds as it trains: made again in a restarted process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gpuslice.checkpoint.format.nodes import OptimizerNode
+from gpuslice.errors import RefusedSnapshotError
+
+from .describe import named_tensors, unwrapped
+
+
+def tensors_by_name(named: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of attached modules, and attached tensors, by their whole names."""
+    found: dict[str, torch.Tensor] = {}
+    for name, item in named.items():
+        if isinstance(item, torch.nn.Module):
+            parts = named_tensors(unwrapped(item))
+            found |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
+        elif isinstance(item, torch.Tensor):
+            found[name] = item
+        elif isinstance(item, (list, tuple)):
+            found |= tensors_by_name({f"{name}[{index}]": part for index, part in enumerate(item)})
+        elif isinstance(item, dict):
+            found |= tensors_by_name({f"{name}[{key!r}]": part for key, part in item.items()})
+    return found
+
+
+def parameters(
+    node: OptimizerNode, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], path: str
+) -> list[list[torch.Tensor]]:
+    """Return the parameters of each group as they were saved: those that are there, or others by name.
+
+    Raises
+    ------
+    RefusedSnapshotError
+        If they have other shapes, or attached modules have none of that name.
+    """
+    here = [list(group["params"]) for group in optimizer.param_groups]
+    if _shapes(here) == node.shapes and len(node.groups) == len(here):
+        return here
+    refusal = RefusedSnapshotError(
+        f"{path} has other parameter groups than were saved",
+        "restore into the objects of the script that wrote the snapshot, and attach the module, too",
+    )
+    try:
+        found = [[tensors[name] for name in names] for names in node.names]
+    except KeyError as error:
+        raise refusal from error
+    if _shapes(found) != node.shapes or len(node.groups) != len(found):
+        raise refusal
+    return found
+
+
+def _shapes(groups: Sequence[Sequence[torch.Tensor]]) -> list[list[list[int]]]:
+    return [[list(parameter.shape) for parameter in group] for group in groups]
+
+
+def arrange(optimizer: torch.optim.Optimizer, groups: Sequence[Sequence[torch.Tensor]]) -> None:
+    """Have an optimizer's groups hold these parameters, in place; add and remove groups as needed."""
+    del optimizer.param_groups[len(groups) :]
+    for index, group in enumerate(groups):
+        if index == len(optimizer.param_groups):
+            optimizer.param_groups.append({"params": []})
+        optimizer.param_groups[index]["params"][:] = group
+
+
+def skip_groups_that_are_there(optimizers: Iterable[torch.optim.Optimizer]) -> Callable[[], None]:
+    """Let a script add a group once more that was restored already; returns what ends that.
+
+    A restarted script runs the code before its pass again, and with it an ``add_param_group`` that was done.
+    """
+    changed = [optimizer for optimizer in optimizers if "add_param_group" not in vars(optimizer)]
+    for optimizer in changed:
+        _skip(optimizer)
+
+    def end() -> None:
+        for optimizer in changed:
+            vars(optimizer).pop("add_param_group", None)
+
+    return end
+
+
+def _skip(optimizer: Any) -> None:
+    add = optimizer.add_param_group
+
+    def add_if_new(group: dict[str, Any]) -> None:
+        given = group["params"]
+        params = [given] if isinstance(given, torch.Tensor) else list(given)
+        plain = [one[1] if isinstance(one, tuple) else one for one in params]
+        for known in optimizer.param_groups:
+            if [*map(id, known["params"])] == [*map(id, plain)]:
+                return
+        add({**group, "params": params})
+
+    optimizer.add_param_group = add_if_new
