@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isnan
 
-from gpuslice.errors import where_raised
+from gpuslice.errors import GpusliceError, where_raised
 
 from .policy import Migrate, Plan, Policy, PolicyError, Start, Stop, Suspend, View
 
@@ -24,8 +24,8 @@ def ask_for_plan(policy: Policy, view: View) -> Plan:
     """
     try:
         plan = policy.plan(view)
-    except PolicyError as error:
-        if policy.name in error.message:
+    except GpusliceError as error:
+        if isinstance(error, PolicyError) and policy.name in error.message:
             raise
         raise PolicyError(f"policy {policy.name} failed: {error.message}", error.remedy) from error
     except Exception as error:

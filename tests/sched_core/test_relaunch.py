@@ -65,7 +65,7 @@ def launches(commands: list[Command]) -> int:
 
 
 def kills(commands: list[Command]) -> list[bool]:
-    return [command.patient for command in commands if isinstance(command, Kill)]
+    return [not command.at_once for command in commands if isinstance(command, Kill)]
 
 
 def test_it_ends_at_one_boundary_and_begins_with_as_many_ranks_as_devices() -> None:

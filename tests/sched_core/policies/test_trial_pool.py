@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.policies.registry import make_policy
-from gpuslice.sched_core.policy import Start
+from gpuslice.sched_core.policy import PolicyError, Start
 from gpuslice.sched_core.traces.trace import Trace
 
 from .worlds import check, same, simulate, trace, traces, view
@@ -55,7 +55,8 @@ def test_a_job_that_may_not_be_on_the_pool_holds_up_no_trial() -> None:
 
 
 def test_a_pool_that_leaves_too_little_is_refused() -> None:
-    with pytest.raises(ConfigError, match="leaves nothing"):
+    with pytest.raises(PolicyError, match="fifo failed: a trial pool of 2 nodes leaves nothing") as caught:
         simulate(trace((0, 1, 1)), make_policy("fifo", {"trial_nodes": 2}))
+    assert caught.value.remedy == "choose a smaller pool"
     with pytest.raises(ConfigError, match="trial_s=0"):
         make_policy("fifo", {"trial_nodes": 1, "trial_s": 0})
