@@ -21,7 +21,7 @@ from gpuslice.checkpoint import parked_access
 from gpuslice.checkpoint.parked_access import ParkedAccess
 from gpuslice.errors import TensorParkedError, UsageError
 from gpuslice.kernels.storage_access import forbid, permit
-from gpuslice.runtime.thread_gate import ThreadGate
+from gpuslice.runtime.threads.thread_gate import ThreadGate
 
 
 class Touched:
