@@ -89,7 +89,7 @@ class Agent:
         self._last_suspended: Suspended | None = None
         self._skew: Skew | None = None
         self._bye: Bye | None = None
-        self._began = False
+        self._began, self._complaint = False, ""
         self._replaces = replaces
         self._place = Place(self._orders, runtime.boundaries, ask=self._ask_for_place, enter=self._enter)
         self._unanswered = False  # True from a Hello until anything but a Welcome has come
@@ -248,7 +248,9 @@ class Agent:
 
     def _run_on(self, error: GpusliceError, *, leased: bool) -> None:
         """Go on with the training: it could not be suspended."""
-        say(error.message, error.remedy)
+        if leased or error.message != self._complaint:  # without a lease it is tried at every boundary
+            say(error.message, error.remedy)
+        self._complaint = error.message
         if leased:
             self._memory.begin(self._runtime.in_use.name)
             self._orders.run_on()

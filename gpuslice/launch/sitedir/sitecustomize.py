@@ -236,7 +236,10 @@ class PackagePaths:
     def __init__(self, text: str) -> None:
         suffix, *places = text.split(os.pathsep)
         self.fits = suffix in ("", importlib.machinery.EXTENSION_SUFFIXES[0])
-        self._places = dict(place.partition("=")[::2] for place in places) if self.fits else {}
+        self._places: dict[str, str] = {}
+        for place in places if self.fits else ():
+            name, _, where = place.partition("=")
+            self._places[name] = where
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         place = self._places.get(name)
