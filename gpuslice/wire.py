@@ -147,11 +147,15 @@ class Welcome(Message, tag="welcome", frozen=True):
     version: Count
 
 
-class Suspend(Message, tag="suspend", frozen=True):
-    """Stop at boundary ``stop_at`` (or answer Overshot). A larger ``stop_at`` replaces a smaller one."""
+class Suspend(Message, tag="suspend", frozen=True, omit_defaults=True):
+    """Stop at boundary ``stop_at`` (or answer Overshot). A larger ``stop_at`` replaces a smaller one.
+
+    ``ending``: the job is told to end, so the stop is called off until its script has saved.
+    """
 
     epoch: Count
     stop_at: StopAt
+    ending: bool = False
 
 
 class Resume(Message, tag="resume", frozen=True, omit_defaults=True):

@@ -11,8 +11,8 @@ the main thread parks, or the I/O thread takes ``stop_at`` back and answers ``Ov
     PARKED     grant       remembered for after Resume   end without the script's own code
     ON_LEAVE   grant       remembered for after Resume   nothing
 
-A Suspend that calls off the one before comes when the job is told to end, too: it may run on then, with or
-without a lease, until it has. An epoch smaller than the newest one makes any order stale; stale orders change
+A Suspend with ``ending`` says that the job is told to end: it may run on then, with or without a lease, until
+it has. An epoch smaller than the newest one makes any order stale; stale orders change
 nothing.
 """
 
@@ -78,8 +78,8 @@ class Orders:
         self._asked_to_end = False
         self._refusal: GpusliceError | None = None
         self.released = self._displaced = False
-        #: Whether the last order to stop was taken back, as it is when the job is told to end.
-        self._called_off = False
+        #: Whether the last order to stop was taken back because the job is told to end.
+        self._ending = False
         #: Where to stop after a leave.
         self._later = NEVER
         #: Whether ``stop_at`` is no order, but there to hear of the next boundary.
@@ -94,7 +94,7 @@ class Orders:
                     self._boundaries.stop_at = NEVER
                 elif order.epoch > self.epoch and self.phase is Phase.ON_LEAVE:
                     self._later = NEVER
-                self._called_off = self._called_off and order.epoch == self.epoch
+                self._ending = self._ending and order.epoch == self.epoch
                 self.epoch = order.epoch
                 if self.phase is not Phase.RUNNING:
                     self._grant = order
@@ -107,12 +107,12 @@ class Orders:
             if order.epoch != self.epoch or self.phase is Phase.WAITING:
                 return []
             boundaries = self._boundaries
-            self._called_off = order.stop_at >= _CALLED_OFF
+            self._ending = order.ending
             if self.phase is Phase.ON_LEAVE:
                 self._later = order.stop_at
                 return []
             if self.phase is Phase.PARKED:
-                if self._called_off and self._grant is None and _handles_the_end():
+                if self._ending and self._grant is None and _handles_the_end():
                     # The handler may have run just before it parked, and only set a flag.
                     self._asked_to_end = True
                     self._tell()
@@ -155,7 +155,7 @@ class Orders:
             listening, self._listening = self._listening, False
             if listening or self._dismissal is not None:
                 return False
-            if self.phase is Phase.ON_LEAVE and self._called_off:
+            if self.phase is Phase.ON_LEAVE and self._ending:
                 return False
             if self.phase is Phase.ON_LEAVE:
                 self._boundaries.stop_at, self._later = max(self._later, boundary + 1), NEVER

@@ -143,7 +143,7 @@ class RankReports:
     def let_run_to_the_end(self, job: Gang) -> None:
         """Take back from ``job``, which is told to end, that it is to stop: parked, it could save nothing."""
         for rank in job.there():
-            self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=NEVER))
+            self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=NEVER, ending=True))
 
     def try_again(self, job: Gang) -> None:
         """Send parked ranks on whose resume was refused before; not those that wait for others to come."""

@@ -8,6 +8,8 @@ down here.
 from __future__ import annotations
 
 import random
+import signal
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -275,6 +277,14 @@ class World:
     def die(self, rank: Rank) -> None:
         rank.alive, rank.device = False, None
         self.ends += [RankGone(rank.job, 0), Exited(rank.job, -9)]
+
+
+@pytest.fixture(autouse=True)
+def no_handler() -> Iterator[None]:
+    """Have these ranks be of scripts that do not handle SIGTERM: a parked one that is told to end ends."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 10))

@@ -202,7 +202,7 @@ def test_a_stop_that_a_job_on_leave_has_reached_comes_one_later(rank: Rank) -> N
 def test_a_job_that_is_told_to_end_runs_on(rank: Rank) -> None:
     """The script's handler sets a flag, which its loop looks at some boundaries later."""
     on_leave(rank, 4)
-    rank.orders.suspend(Suspend(epoch=1, stop_at=CALLED_OFF))
+    rank.orders.suspend(Suspend(epoch=1, stop_at=CALLED_OFF, ending=True))
     assert not any(rank.orders.arrive(boundary) for boundary in (5, 6))
 
 
@@ -212,7 +212,7 @@ def test_a_job_that_parked_behind_its_handler_comes_back(rank: Rank) -> None:
         rank.running(boundary=4)
         rank.orders.suspend(Suspend(epoch=1, stop_at=5))
         assert rank.orders.arrive(5)
-        rank.orders.suspend(Suspend(epoch=1, stop_at=CALLED_OFF))
+        rank.orders.suspend(Suspend(epoch=1, stop_at=CALLED_OFF, ending=True))
         assert rank.orders.await_order() is None
         rank.orders.take_leave()
         assert not rank.orders.arrive(6)
