@@ -157,7 +157,7 @@ def test_a_rank_of_a_gang_that_failed_keeps_its_snapshots_but_no_thread(
     before = set(threading.enumerate())  # threads of other tests among them
     monkeypatch.setattr("gpuslice.runtime.trainings.ended_well", lambda: False)
     named = msgspec.structs.replace(settings, job="gang")
-    job = Runtime(named, RankIdentity(0, 0, 2, 2), BoundaryCounter())
+    job = Runtime(named, RankIdentity(0, 0, 2, 1), BoundaryCounter())
     job.attached = Script()
     job.keep_ready()
     job.suspend(explicit=True)
