@@ -157,7 +157,7 @@ def test_cancelling_kills_and_frees_the_device_for_the_next() -> None:
     commands = driver.do(Cancelled("a", "enough"))
     assert commands[0] == Kill("a", "enough")
     ((job, _, order),) = told(commands, wire.Suspend)
-    assert (job, order.stop_at, order.ending) == ("a", NEVER, True), "it may run on until it has saved what it wants to"
+    assert (job, order.stop_at, order.ending) == ("a", NEVER, True), "it may run on until it has saved"
     driver.do(RankGone("a", 0))
     assert len(told(driver.do(Exited("a", -15)), wire.Resume)) == 1
     with pytest.raises(IllegalTransitionError, match="cancelled"):
