@@ -443,7 +443,7 @@ def loop():
 
 def asked():
     from gpuslice.runtime.boundaries import counter
-    return counter.controller is not None
+    return type(counter.controller).__name__ == "Drill"  # not what waits for a child to train
 
 def spawned(queue):
     queue.put([asked(), loop()])
