@@ -13,6 +13,7 @@ import torch
 from torch._C._functorch import peek_interpreter_stack
 
 from gpuslice.checkpoint.discover import live_graphs, pending_collectives
+from gpuslice.checkpoint.ramdisk.obstacle_note import write_note
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.checkpoint.switch.background_snapshot import BackgroundSnapshot
@@ -268,6 +269,8 @@ class Runtime:
             if reason not in self._unsaved_told:
                 self._unsaved_told.add(reason)
                 say(f"a restart of this job begins anew: {reason}", "suspends in this process go on working")
+        if reasons and self.settings.job:
+            write_note(self.store.directory, reasons[0])
 
     def resume(self, device: DeviceName | None = None) -> SwitchRecord:
         """Bring the state back, to ``device`` if it is given, and record the switch.
