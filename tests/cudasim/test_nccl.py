@@ -19,6 +19,7 @@ from gpuslice.checkpoint.switch.process_groups import ParkedGroups
 from gpuslice.config import Settings
 from gpuslice.errors import DeviceMemoryError, SuspendRefusedError
 from gpuslice.launch.rank_identity import RankIdentity
+from gpuslice.runtime import trainings
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.runtime import Runtime
 from gpuslice.types import DeviceName
@@ -198,7 +199,7 @@ def job(tmp_path: Path) -> Iterator[Runtime]:
     runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
     torch.cuda.set_device(0)
     yield runtime
-    runtime.close()
+    trainings.close(runtime)
     dist.destroy_process_group()
 
 

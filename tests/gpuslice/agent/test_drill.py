@@ -12,6 +12,7 @@ from gpuslice.agent.drill import Drill, from_settings
 from gpuslice.config import Settings
 from gpuslice.errors import ConfigError, EnvironmentUnusableError
 from gpuslice.launch.rank_identity import RankIdentity
+from gpuslice.runtime import trainings
 from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
 from gpuslice.runtime.runtime import Runtime
 
@@ -21,7 +22,7 @@ def job(tmp_path: Path) -> Iterator[Runtime]:
     settings = Settings(ramdisk_dir=str(tmp_path / "ramdisk"))
     runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
     yield runtime
-    runtime.close()
+    trainings.close(runtime)
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +118,7 @@ def test_a_suspend_that_is_impossible_ends_the_job_with_its_state(
     job = Runtime(settings, RankIdentity(), BoundaryCounter())
     with pytest.raises(SystemExit) as ended:
         Drill(job, every=1).at_boundary(1)
-    job.close()
+    trainings.close(job)
     assert ended.value.code == 5
     assert tensor[-1] == 49_999
     assert len(capsys.readouterr().err.splitlines()) == 2

@@ -12,6 +12,7 @@ from gpuslice.agent.turns import Turns, from_settings
 from gpuslice.config import Settings
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.launch.step_control import StepControl
+from gpuslice.runtime import trainings
 from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
 from gpuslice.runtime.runtime import Runtime
 
@@ -23,7 +24,7 @@ def job(tmp_path: Path) -> Iterator[Runtime]:
     )
     runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
     yield runtime
-    runtime.close()
+    trainings.close(runtime)
 
 
 def test_it_is_suspended_until_its_turn(
