@@ -83,7 +83,7 @@ def run_sharing(
 @contextmanager
 def _scheduler(device: DeviceName, quantum_s: float, directory: Path) -> Iterator[Client]:
     """A scheduler in the background, as ``gpuslice up`` starts it; taken down at the end, with its jobs."""
-    words = ("--devices", str(device), "--policy", "rr", "--quantum", f"{quantum_s:f}s")
+    words = ("--devices", torch_name(device), "--policy", "rr", "--quantum", f"{quantum_s:f}s")
     try:
         with uninterrupted():
             background_start.start(directory, [*words, "--state-dir", str(directory)])
