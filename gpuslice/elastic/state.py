@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from gpuslice.checkpoint.attributes.job_attributes import JobAttributes
 from gpuslice.checkpoint.format.reader import SnapshotFile, read_snapshot
 from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.named.state import OWN_PREFIX, check, describe
@@ -44,9 +45,19 @@ def own_state(position: Mapping[str, int], whole: Mapping[str, Any]) -> dict[str
 
 
 def load(
-    snapshot: SnapshotFile, named: Mapping[str, object], values: State, *, verify: bool = True
+    snapshot: SnapshotFile,
+    named: Mapping[str, object],
+    values: State,
+    attributes: JobAttributes,
+    *,
+    verify: bool = True,
 ) -> Loaded:
     """Load a state into the named objects and the script's values; nothing has changed if it does not fit.
+
+    Parameters
+    ----------
+    attributes
+        What hangs on the named objects.
 
     Raises
     ------
@@ -55,19 +66,33 @@ def load(
     """
     names = saved_names(snapshot)
     own = {**{name: values.get(name) for name in names}, **dict.fromkeys((_RNG, _POSITION, _SHARDED))}
-    restoration = check(snapshot, {**own, **named}, entire=True, loose=names, verify=verify)
+    live = {**own, **named, **attributes.entries()}
+    restoration = check(snapshot, live, entire=True, loose=names, verify=verify)
     process_rng.check(restoration.value(_RNG), restoration.gpus)
+    attributes.revert()
     loaded = restoration.apply()
     values.data = {name: loaded[name] for name in names}
     process_rng.restore(loaded[_RNG], restoration.gpus)
     return Loaded(loaded[_POSITION], loaded[_SHARDED])
 
 
-def share(named: Mapping[str, object], values: State, own: Loaded, device: torch.device) -> Loaded:
+def share(
+    named: Mapping[str, object],
+    values: State,
+    attributes: JobAttributes,
+    own: Loaded,
+    device: torch.device,
+    *,
+    grown: bool,
+) -> Loaded:
     """Have all ranks hold what rank 0 holds; a collective.
 
     Parameters
     ----------
+    attributes
+        What hangs on the named objects. Of rank 0 it counts.
+    grown
+        True if ranks may have come that lack what rank 0 has. Then what cannot be sent is an error.
     values
         The script's own.
     own
@@ -80,12 +105,14 @@ def share(named: Mapping[str, object], values: State, own: Loaded, device: torch
     UsageError
         If an object cannot be sent.
     SnapshotError
-        If a rank has other objects than rank 0, naming the first.
+        If a rank has other objects than rank 0, or would lack an attribute that cannot be sent, naming the
+        first.
     """
     leading = dist.get_rank() == 0
     with memory_file() as descriptor:
         if leading:
-            write_state(descriptor, describe({**named, **values.named(), **own_state(*own)}))
+            beside = attributes.state() if grown or not attributes.look() else {}
+            write_state(descriptor, describe({**named, **values.named(), **beside, **own_state(*own)}))
         length = torch.tensor([os.fstat(descriptor).st_size], dtype=torch.int64, device=device)
         dist.broadcast(length, 0)
         os.truncate(descriptor, int(length))
@@ -93,7 +120,7 @@ def share(named: Mapping[str, object], values: State, own: Loaded, device: torch
         if leading:
             return own
         with read_snapshot(descriptor, _NAME) as snapshot:
-            return load(snapshot, named, values)
+            return load(snapshot, named, values, attributes)
 
 
 def _broadcast(buffer: torch.Tensor, device: torch.device) -> None:

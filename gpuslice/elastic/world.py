@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.utils.data import Dataset
 
+from gpuslice.checkpoint.attributes.job_attributes import JobAttributes
 from gpuslice.checkpoint.named.describe import named_tensors
 from gpuslice.errors import UsageError
 from gpuslice.runtime import trainings
@@ -53,7 +54,6 @@ class World:
 
     #: A restart needs rank 0's snapshot only (``training.attached``).
     replicated = True
-    obstacle = ""
 
     def __init__(
         self,
@@ -68,6 +68,8 @@ class World:
         self._process = process
         self._named = dict(named)
         self.state = State({}, self._named)
+        objects = {name: item for name, item in self._named.items() if item is not sampler}
+        self._attributes = JobAttributes(lambda: objects)
         self._training = process.next_training()
         self._ended = ""
         self._sampler = sampler
@@ -180,6 +182,7 @@ class World:
         return {
             **self._named,
             **self.state.named(),
+            **self._attributes.state(),
             **state.own_state(self._position(), self._whole),
             identity.NAME: self._training.text(),
         }
@@ -195,8 +198,16 @@ class World:
             )
 
     def restartable(self, *, explicit: bool) -> bool:
-        """Whether another process could go on from here; rank 0's state is everybody's."""
-        return self.rank == 0 and self._between_batches and self._gathered
+        """Return True if another process could go on from here; rank 0's state is everybody's."""
+        if not (self.rank == 0 and self._between_batches and self._gathered):
+            self._attributes.overlook()
+            return False
+        return trainings.can_be_saved(self._process, self._attributes)
+
+    @property
+    def obstacle(self) -> str:
+        """Why no other process could have gone on from the newest boundary that was looked at."""
+        return next(iter(self._attributes.obstacles), "")
 
     @property
     def restartable_later(self) -> bool:
@@ -283,10 +294,18 @@ class World:
     def _form(self, number: int, width: int) -> None:
         """Be one of ``width`` ranks, with rank 0's state; a collective."""
         group.form(self._connected(), number, self.rank, width, self._backend)
+        grown = width > self.width and self._process.boundary > 0
         self.number, self.width = number, width
         if self._build is not None:
             self._rebuild(self._build)
-        own = state.share(self._named, self.state, state.Loaded(self._position(), self._whole), self._device)
+        own = state.share(
+            self._named,
+            self.state,
+            self._attributes,
+            state.Loaded(self._position(), self._whole),
+            self._device,
+            grown=grown,
+        )
         if self._sharded is not None:
             self._sharded.load(own.whole)
         self._restore_position(own.position)
@@ -316,10 +335,11 @@ class World:
         chosen = snapshots.pop(newest, None)
         for other in snapshots.values():
             other.close()
+        trainings.explain_beginning(self._process, anew=chosen is None)
         if chosen is not None:
             with chosen:
                 verify = self._process.settings.verify
-                found = state.load(chosen, self._named, self.state, verify=verify)
+                found = state.load(chosen, self._named, self.state, self._attributes, verify=verify)
                 self._restore_position(found.position)
                 self._process.boundaries.went_on_from = self._process.boundary
                 self._whole = found.whole

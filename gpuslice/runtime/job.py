@@ -22,7 +22,6 @@ from gpuslice.checkpoint.named import process_rng
 from gpuslice.checkpoint.named.describe import is_holder
 from gpuslice.checkpoint.named.param_groups import skip_groups_that_are_there
 from gpuslice.checkpoint.named.state import OWN_PREFIX, Restoration, check, describe
-from gpuslice.checkpoint.ramdisk.obstacle_note import write_note
 from gpuslice.errors import (
     AddressSpaceError,
     DeviceMemoryError,
@@ -31,7 +30,7 @@ from gpuslice.errors import (
 )
 from gpuslice.runtime import trainings
 from gpuslice.runtime.current import runtime
-from gpuslice.runtime.ending import say, undisturbed, whole_or_ended
+from gpuslice.runtime.ending import undisturbed, whole_or_ended
 from gpuslice.runtime.progress import Progress, goal
 from gpuslice.runtime.runtime import Runtime
 from gpuslice.training import identity
@@ -293,11 +292,7 @@ class Job:
         if not self._progress.restartable(explicit=explicit):
             self._attributes.overlook()
             return False
-        obstacles = self._attributes.look()
-        if self._runtime.settings.job and (news := self._attributes.news()):
-            write_note(self._runtime.store.directory, news)
-            say(f"job {self._runtime.settings.job} could not be restarted from here: {news}")
-        return not obstacles
+        return trainings.can_be_saved(self._runtime, self._attributes)
 
     @property
     def obstacle(self) -> str:

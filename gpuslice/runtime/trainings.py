@@ -9,8 +9,9 @@ from contextlib import suppress
 
 import msgspec
 
+from gpuslice.checkpoint.attributes.job_attributes import JobAttributes
 from gpuslice.checkpoint.format.reader import SnapshotFile
-from gpuslice.checkpoint.ramdisk.obstacle_note import take_note
+from gpuslice.checkpoint.ramdisk.obstacle_note import take_note, write_note
 from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.errors import GpusliceError
 from gpuslice.launch.command import LAUNCH, begun_anew
@@ -72,14 +73,28 @@ def go_on(process: Runtime, training: Training, load: Callable[[SnapshotFile], N
             process.store, process.identity.rank, agreed, process.boundaries.call_at_next, value
         )
     process.store.forget_after(-1 if chosen is None else chosen.boundary)
-    note = take_note(process.store.directory)
-    if chosen is None and note:
-        job = process.settings.job
-        say(f"job {job} begins anew, because it could not be saved for a restart: {note}")
+    explain_beginning(process, anew=chosen is None)
     if chosen is not None:
         whence = origin(chosen)
         load(chosen)
         tell(process, f"job {process.settings.job} goes on from {whence}")
+
+
+def explain_beginning(process: Runtime, *, anew: bool) -> None:
+    """Say why a named job begins ``anew``, if a process before it has left a note, and remove the note."""
+    note = take_note(process.store.directory)
+    if anew and note:
+        job = process.settings.job
+        say(f"job {job} begins anew, because it could not be saved for a restart: {note}")
+
+
+def can_be_saved(process: Runtime, attributes: JobAttributes) -> bool:
+    """Look at a job's attributes. Return True if all can be saved; else say of a named job what cannot."""
+    obstacles, job = attributes.look(), process.settings.job
+    if job and (news := attributes.news()):
+        write_note(process.store.directory, news)
+        say(f"job {job} could not be restarted from here: {news}")
+    return not obstacles
 
 
 def own_snapshots(process: Runtime, training: Training) -> dict[int, SnapshotFile]:

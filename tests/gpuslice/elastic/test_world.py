@@ -57,8 +57,9 @@ def test_resized_training_equals_the_fixed_one_up_to_the_order_of_sums(warm_work
 
 @pytest.mark.slow
 @pytest.mark.gangs
-def test_the_learning_rate_grows_with_the_batch(warm_workshop: Workshop) -> None:
-    resized = train(warm_workshop, 2, 1, "1:2", "scaled", "momentum")
+@pytest.mark.parametrize("momentum", ["momentum", "inner"])
+def test_the_learning_rate_grows_with_the_batch(warm_workshop: Workshop, momentum: str) -> None:
+    resized = train(warm_workshop, 2, 1, "1:2", "scaled", momentum)
     check_epochs(resized)
     assert [line["samples"] for line in resized[0] if "samples" in line][:3] == [12, 12, 24]
     assert {line["rate"] for line in resized[0] if "rate" in line} == {training.RATE}
@@ -67,19 +68,23 @@ def test_the_learning_rate_grows_with_the_batch(warm_workshop: Workshop) -> None
 
 @pytest.mark.slow
 @pytest.mark.gangs
-def test_a_job_that_was_killed_goes_on_with_another_number_of_ranks(warm_workshop: Workshop) -> None:
+@pytest.mark.parametrize("momentum", ["momentum", "inner"])
+def test_a_job_that_was_killed_goes_on_with_another_number_of_ranks(
+    warm_workshop: Workshop, momentum: str
+) -> None:
     """Rank 0's checkpoint is enough for all: the rest of the epoch is dealt out to whoever is there."""
     path = warm_workshop.directory / "log"
-    first = start(warm_workshop, 2, str(path), "2", "", "momentum", "stop-at-7", run=True)
+    first = start(warm_workshop, 2, str(path), "2", "", momentum, "stop-at-7", run=True)
     for process in first:
         process.communicate(timeout=PATIENCE_S)
     assert {process.returncode for process in first} <= {-signal.SIGKILL}
     killed = logs(path, 2)
     path = warm_workshop.directory / "again"
-    finish_ranks(start(warm_workshop, 3, str(path), "3", "", "momentum", run=True))
+    finish_ranks(start(warm_workshop, 3, str(path), "3", "", momentum, run=True))
     resumed = logs(path, 3)
     begins = resumed[0][0]["step"]
     assert 0 < begins <= 7
+    assert resumed[0][0]["state"] == next(line["state"] for line in killed[0] if line["step"] == begins)
     kept = [[line for line in lines if line["step"] < begins] for lines in killed]
     check_epochs([*kept, *resumed])
     check_equal([[*kept[0], *resumed[0]], [*kept[1], *resumed[1]], resumed[2]])

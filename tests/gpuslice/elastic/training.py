@@ -1,9 +1,9 @@
 """A rank of a linear regression that grows and shrinks; writes down what it does to FILE.<rank>.
 
 Words: the file; how many ranks begin; "STEP:WIDTH,..." when to resize; further words: ``scaled`` scales the
-learning rate, ``momentum`` adds momentum, ``stop-at-N`` kills the process after step N, ``until-1-3-1`` goes
-on until these widths were there and an epoch is over, a few steps a second; ``crowded`` makes steps as many
-times as long as there are ranks.
+learning rate, ``momentum`` adds momentum, ``inner`` has it in an optimizer within the attached one,
+``stop-at-N`` kills the process after step N, ``until-1-3-1`` goes on until these widths were there and an
+epoch is over, a few steps a second; ``crowded`` makes steps as many times as long as there are ranks.
 """
 
 from __future__ import annotations
@@ -88,12 +88,26 @@ class Run:
         print(json.dumps(line), file=self._log, flush=True)
 
 
+class Wrapping(torch.optim.Optimizer):
+    """An optimizer whose steps another one makes, which its own ``state_dict`` leaves out."""
+
+    def __init__(self, parameters: Any, rate: float) -> None:
+        super().__init__(parameters, {"lr": rate})
+        self.inner = torch.optim.SGD(self.param_groups, momentum=0.9)
+        self.param_groups = self.inner.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
 def main() -> None:
     run = Run()
     torch.manual_seed(run.rank)  # what rank 0 begins with is what counts
     model = torch.nn.Linear(FEATURES, 1)
     momentum = 0.9 if "momentum" in run.words else 0.0
-    optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=momentum)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=momentum)
+    if "inner" in run.words:
+        optimizer = Wrapping(model.parameters(), RATE)
     dataset = TensorDataset(torch.arange(LENGTH), *data())
     scaling = "learning_rate" if "scaled" in run.words else "accumulation"
     sampler = elastic.ElasticSampler(dataset, BATCH, MICRO_BATCH, seed=5, scaling=scaling)
@@ -119,7 +133,7 @@ def buffers(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The momentum of each parameter."""
     return [
         state["momentum_buffer"]
-        for state in optimizer.state.values()
+        for state in getattr(optimizer, "inner", optimizer).state.values()
         if state.get("momentum_buffer") is not None
     ]
 
