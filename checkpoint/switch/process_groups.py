@@ -260,8 +260,9 @@ def _communicators(device: Device) -> list[Communicator]:
 
     Torch does not tell those between two ranks alone.
     """
-    if device.torch_device.type != "cuda":
-        return []
+    found = [one for one in _backends() if one._get_backend_name() == "nccl"]
+    if device.torch_device.type != "cuda" or not found:
+        return []  # CUDA may not have begun
     with torch.cuda.device(device.torch_device):
-        addresses = [one._comm_ptr() for one in _backends() if one._get_backend_name() == "nccl"]
+        addresses = [one._comm_ptr() for one in found]
     return [Communicator(address) for address in addresses if address]
