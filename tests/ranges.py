@@ -74,6 +74,7 @@ _BY_NAME = {
     "devices": RANKS,
     "directory": PATH,
     "drain": FLAG,
+    "ending": FLAG,
     "environ": VARIABLES,
     "epoch": COUNT,
     "err": FLAG,

@@ -78,6 +78,7 @@ def reports(job: str, epoch: int = 1) -> list[wire.FromAgent]:
         wire.Overshot(epoch=epoch, boundary=14),
         wire.Refused(epoch=epoch, boundary=3, running=True, error="e", remedy="r", retryable=False),
         wire.Bye(epoch=epoch, boundary=40, step=39),
+        wire.Withdrawn(epoch=epoch),
     ]
 
 

@@ -53,7 +53,9 @@ def test_what_earlier_attempts_wrote_stays(alone: Alone, tmp_path: Path) -> None
     log = alone.node.processes.log("a", "err")
     log.write_text("first\n")
     alone.launch(tmp_path / "vanished", attempt=1)
-    assert alone.ended == [Exited("a", 127)]
+    (ended,) = alone.ended
+    assert (ended.job, ended.code) == ("a", 127)
+    assert "vanished" in ended.said
     first, mark, reason = log.read_text().splitlines()
     assert (first, mark) == ("first", "gpuslice: started again, attempt 2")
     assert reason.startswith("gpuslice: cannot start: ")
@@ -62,7 +64,9 @@ def test_what_earlier_attempts_wrote_stays(alone: Alone, tmp_path: Path) -> None
 def test_its_end_is_told_although_its_log_cannot_be_written(alone: Alone, tmp_path: Path) -> None:
     alone.node.processes.log("a", "err").mkdir()
     alone.launch(tmp_path)
-    assert alone.ended == [Exited("a", 127)]
+    (ended,) = alone.ended
+    assert (ended.job, ended.code) == ("a", 127)
+    assert "cannot start" in ended.said
 
 
 def test_nothing_runs_that_cannot_be_watched_and_its_user_is_not_to_blame(

@@ -112,9 +112,9 @@ def test_orders_arrive_exactly_once_after_an_agent_was_cut_off(short: Partition)
     assert (job.state, suspends(site, "a")) == (JobState.SUSPENDED, 1)
     site.scheduler.apply_request(Released("a"))
     site.run(lambda: job.state is JobState.RUNNING)
+    assert (job.ranks[0].pid, job.attempt, job.epoch) == (pid, 0, epoch + 1)
     (site.directory / "enough").touch()
     assert site.finish("a") == [JobState.SUCCEEDED]
-    assert (job.ranks[0].pid, job.attempt, job.epoch) == (pid, 0, epoch + 1)
     assert not site.happened(NodeLost)
 
 

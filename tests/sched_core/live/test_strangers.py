@@ -75,16 +75,6 @@ def test_what_cannot_be_accepted_is_answered_and_dropped(
     assert stranger.bench.story == []
 
 
-def test_a_second_hello_is_rejected_and_the_first_rank_keeps_its_place(stranger: Stranger) -> None:
-    bench = stranger.bench
-    bench.submit("a", 10**6)
-    bench.wait_for("a", JobState.RUNNING)
-    answers = [stranger.ask(wire.encode(HELLO)), wire.decode_to_agent(stranger.socket.recv())]
-    assert [type(answer) for answer in answers] == [wire.Welcome, wire.Rejected]
-    bench.submit("b", 10**6)
-    bench.wait_for("a", JobState.SUSPENDED)
-
-
 def test_ten_thousand_garbage_frames_and_an_oversize_one_disturb_nobody(
     stranger: Stranger, enough: Path
 ) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from gpuslice.errors import ConfigError
 from gpuslice.sched_core.policies.drf import Drf
+from gpuslice.sched_core.policy import PolicyError
 from gpuslice.sched_core.traces.trace import Trace
 
 from .worlds import check, same, simulate, trace, traces
@@ -44,5 +44,5 @@ def test_weights_shift_the_shares() -> None:
 
 
 def test_a_job_that_never_fits_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"job j0 needs 16 CPUs a device; a node has 8"):
+    with pytest.raises(PolicyError, match=r"job j0 needs 16 CPUs a device; a node has 8"):
         simulate(trace((0, 1, 1), cpus=[16]), Drf(node_cpus=8))
