@@ -13,19 +13,28 @@ from gpuslice.errors import RefusedSnapshotError
 from .describe import named_tensors, unwrapped
 
 
-def tensors_by_name(named: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers of attached modules, and attached tensors, by their whole names."""
+def tensors_by_name(
+    named: Mapping[str, object], within: frozenset[int] = frozenset()
+) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of attached modules, and attached tensors, by their whole names.
+
+    Containers whose ids are in ``within``, which contain themselves, are left out.
+    """
     found: dict[str, torch.Tensor] = {}
     for name, item in named.items():
+        if id(item) in within:
+            continue
         if isinstance(item, torch.nn.Module):
             parts = named_tensors(unwrapped(item))
             found |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
         elif isinstance(item, torch.Tensor):
             found[name] = item
         elif isinstance(item, (list, tuple)):
-            found |= tensors_by_name({f"{name}[{index}]": part for index, part in enumerate(item)})
+            parts = {f"{name}[{index}]": part for index, part in enumerate(item)}
+            found |= tensors_by_name(parts, within | {id(item)})
         elif isinstance(item, dict):
-            found |= tensors_by_name({f"{name}[{key!r}]": part for key, part in item.items()})
+            parts = {f"{name}[{key!r}]": part for key, part in item.items()}
+            found |= tensors_by_name(parts, within | {id(item)})
     return found
 
 

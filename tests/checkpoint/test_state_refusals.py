@@ -29,11 +29,6 @@ def refusals() -> dict[str, tuple[Callable[[], dict[str, object]], Callable[[], 
     """What was saved, what is here, and the entry that the message must name."""
     one = lambda *shape: {"m": nn.Linear(*shape)}  # noqa: E731
 
-    def with_optimizer(kind: Any, groups: int) -> dict[str, object]:
-        model = nn.Linear(2, 2)
-        parameters = [{"params": [p]} for p in model.parameters()] if groups == 2 else model.parameters()
-        return {"m": model, "o": kind(parameters)}
-
     tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     tied[1].weight = tied[0].weight
     return {
@@ -48,11 +43,6 @@ def refusals() -> dict[str, tuple[Callable[[], dict[str, object]], Callable[[], 
             lambda: {"m": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))},
             lambda: {"m": tied},
             "m.1.weight",
-        ),
-        "groups": (
-            lambda: with_optimizer(torch.optim.Adam, 1),
-            lambda: with_optimizer(torch.optim.Adam, 2),
-            "o has other parameter groups",
         ),
         "generator": (
             lambda: {"g": np.random.default_rng(1)},
