@@ -241,6 +241,10 @@ class PackagePaths:
             name, _, where = place.partition("=")
             self._places[name] = where
 
+    def needed(self) -> bool:
+        """Return True if this environment lacks one of them, or if they do not fit it."""
+        return not self.fits or not all(map(_is_there, self._places))
+
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         place = self._places.get(name)
         if place is None:
@@ -249,6 +253,11 @@ class PackagePaths:
             return importlib.util.spec_from_file_location(name, place)
         inside = os.path.join(place, "__init__.py")
         return importlib.util.spec_from_file_location(name, inside, submodule_search_locations=[place])
+
+
+def _is_there(name: str) -> bool:
+    """Return True if a top-level package can be imported here."""
+    return any(finder.find_spec(name, None) is not None for finder in sys.meta_path)
 
 
 def why_out_of_reach(error: ImportError) -> str:
@@ -363,7 +372,9 @@ def run_user_sitecustomize() -> None:
 
 
 if __name__ == "sitecustomize":
-    sys.meta_path.append(PackagePaths(os.environ.get(PACKAGES, "")))
+    packages = PackagePaths(os.environ.get(PACKAGES, ""))
+    if packages.needed():
+        sys.meta_path.append(packages)
     if trains(os.environ, sys.orig_argv):
         early_threads = EarlyThreads()
         early_threads.watch()
