@@ -116,18 +116,16 @@ class Changes:
         for change in self._changes:
             for value in (change.content, *change.slots.values()):
                 _keep_known(value, self._names, memo)
-        made = [
-            Change(
-                change.path,
-                None,
-                change.kind,
-                {name: copy.deepcopy(value, memo) for name, value in change.slots.items()},
-                change.gone,
-                _copied(change.content, memo),
-            )
-            for change in self._changes
-        ]
-        return Changes(made, {}, self._names, self.obstacles)
+        made, lost = [], []
+        for change in self._changes:
+            try:
+                slots = {name: copy.deepcopy(value, memo) for name, value in change.slots.items()}
+                content = _copied(change.content, memo)
+            except Exception as error:  # each class copies its objects in its own way, and fails in its own
+                lost.append(f"{change.path} holds what cannot be copied: {error}")
+                continue
+            made.append(Change(change.path, None, change.kind, slots, change.gone, content))
+        return Changes(made, {}, self._names, [*self.obstacles, *lost])
 
     def _not_describable(self) -> list[str]:
         trial, found = Describer(), []

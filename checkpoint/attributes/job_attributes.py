@@ -146,7 +146,7 @@ class JobAttributes:
         """See a loader before the script goes through it."""
         if self.knows(loader) or is_stateful(loader) or id(loader) in self._loaders:
             return
-        if isinstance(loader, Iterator):
+        if isinstance(loader, Iterator) and not isinstance(loader, DataLoader):
             self._iterator = self._where_it_stands(loader)
             return
         try:

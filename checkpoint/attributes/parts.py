@@ -22,6 +22,8 @@ _MODULE = frozenset(
     | {"_is_full_backward_hook", "_compiled_call_impl", "call_super_init", "_flat_weight_refs"}
 )
 _OPTIMIZER = frozenset(("_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured", "step"))
+#: Of Ray Train's loaders: each pass makes them anew.
+_OF_RAY = frozenset(("dataloader_iter", "next_batch"))
 _LOADER = frozenset(("_iterator", "_DataLoader__initialized", "_DataLoader__multiprocessing_context"))
 _SCALER = frozenset(("_per_optimizer_states",))
 #: What a default optimizer saves by itself.
@@ -62,7 +64,7 @@ def _hidden(item: object) -> frozenset[str]:
     if isinstance(item, torch.optim.Optimizer):
         return _OPTIMIZER if keeps_own_state_dict(item) else _OPTIMIZER | _OF_OPTIMIZER
     if isinstance(item, DataLoader):
-        return _LOADER
+        return _LOADER | _OF_RAY if type(item).__module__.startswith("ray.") else _LOADER
     return _SCALER if isinstance(item, torch.amp.GradScaler) else frozenset()
 
 

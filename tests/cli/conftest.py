@@ -28,11 +28,12 @@ class Shell:
 
     directory: Path
     clients: list[Client] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, *words: str, code: int = 0, deadline_s: float = PATIENCE_S) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "gpuslice", *words],
-            env={**os.environ, "GPUSLICE_STATE_DIR": str(self.directory)},
+            env={**os.environ, **self.variables, "GPUSLICE_STATE_DIR": str(self.directory)},
             capture_output=True,
             text=True,
             timeout=deadline_s,

@@ -138,8 +138,9 @@ def complete(shell: Shell, policy: tuple[str, ...], steps: list[int], enough: Pa
 
 
 def beside(shell: Shell, name: str) -> Shell:
-    """Another scheduler, which is cleared away together with the first."""
-    return Shell(shell.directory / name, shell.clients)
+    """Another scheduler, which is cleared away together with the first. Its devices are locked elsewhere."""
+    locks = shell.directory / f"{name}-locks"
+    return Shell(shell.directory / name, shell.clients, {"GPUSLICE_LOCK_DIR": str(locks)})
 
 
 def table(steps: list[int], fifo: list[Ending], las: list[Ending]) -> str:
