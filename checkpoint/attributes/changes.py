@@ -121,7 +121,7 @@ class Changes:
             try:
                 slots = {name: copy.deepcopy(value, memo) for name, value in change.slots.items()}
                 content = _copied(change.content, memo)
-            except Exception as error:  # each class copies its objects in its own way, and fails in its own
+            except Exception as error:  # noqa: BLE001 - each class fails to be copied in its own way
                 lost.append(f"{change.path} holds what cannot be copied: {error}")
                 continue
             made.append(Change(change.path, None, change.kind, slots, change.gone, content))
