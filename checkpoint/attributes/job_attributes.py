@@ -101,13 +101,18 @@ class JobAttributes:
         self._looked = found
         return obstacles
 
+    @property
+    def obstacle(self) -> str:
+        """The first of the obstacles; empty if there is none."""
+        return next(iter(self.obstacles), "")
+
     def overlook(self) -> None:
         """Have the next `state` look anew."""
         self._looked = None
 
     def news(self) -> str:
         """Return the first of the obstacles, if it was not returned before; else ""."""
-        found = next(iter(self.obstacles), "")
+        found = self.obstacle
         if found in self._told:
             return ""
         self._told.add(found)

@@ -297,7 +297,7 @@ class Job:
     @property
     def obstacle(self) -> str:
         """Why no other process could have gone on from the newest boundary that was looked at."""
-        return next(iter(self._attributes.obstacles), "")
+        return self._attributes.obstacle
 
     @property
     def restartable_later(self) -> bool:
