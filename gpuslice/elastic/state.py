@@ -111,7 +111,10 @@ def share(
     leading = dist.get_rank() == 0
     with memory_file() as descriptor:
         if leading:
-            beside = attributes.state() if grown or not attributes.look() else {}
+            attributes.overlook()  # the script may have run since the newest look
+            beside = attributes.state()
+            if attributes.obstacle and not grown:
+                beside = {}
             write_state(descriptor, describe({**named, **values.named(), **beside, **own_state(*own)}))
         length = torch.tensor([os.fstat(descriptor).st_size], dtype=torch.int64, device=device)
         dist.broadcast(length, 0)
