@@ -74,8 +74,12 @@ _PORT_REMEDY = (
 )
 #: The script's own doing, even if it ends the process inside torch.
 _MISTAKE = re.compile(r"CUDA error: device-side assert triggered")
-#: What launchers say of the failure of somebody else.
-_HEARSAY = re.compile(r"ChildFailedError|CalledProcessError|SignalException|ProcessRaisedException")
+#: What launchers say of the failure of another process, and what processes say that end with their launcher:
+#: those of torch.multiprocessing are interrupted by the kernel (``PR_SET_PDEATHSIG``) or end by ``sys.exit``.
+_HEARSAY = re.compile(
+    r"ChildFailedError|CalledProcessError|SignalException|ProcessRaisedException"
+    r"|^(?:\[\w+\]:\s*)?(?:KeyboardInterrupt|SystemExit)\b"
+)
 #: What torchrun says of ranks that it ended itself; where its summary tells of them, and of the cause.
 _ENDED_BY_LAUNCHER = "closing signal SIG"
 _OTHERS, _CAUSE = "\nFailures:\n", "\nRoot Cause (first observed failure):\n"
@@ -153,14 +157,14 @@ def _explained(line: str) -> str:
 
 def _verdicts(words: str) -> dict[Kind, str]:
     """What each line speaks for; the last line of each kind."""
-    found: list[tuple[Kind, str]] = []
+    found: list[tuple[Kind | None, str]] = []
     for line in words.splitlines():
         if WITHOUT_STATE in line:  # whatever the script has said before, it is not why the process ended
             return {Kind.RESOURCE if _RESOURCE.search(line) else Kind.INFRASTRUCTURE: line}
         if line.startswith(_HANDLING):
             found = found[:-1]  # it was being dealt with when the next one came
         elif _HEARSAY.search(line):
-            continue
+            found.append((None, line))
         elif _RESOURCE.search(line):
             found.append((Kind.RESOURCE, line))
         elif _INFRASTRUCTURE.search(line):
@@ -169,7 +173,7 @@ def _verdicts(words: str) -> dict[Kind, str]:
             found.append((Kind.USER, line))
     if _MISTAKE.search(words):
         found = [(kind, line) for kind, line in found if kind is not Kind.INFRASTRUCTURE]
-    return dict(found)
+    return {kind: line for kind, line in found if kind is not None}
 
 
 def _by_signal(number: int, verdicts: dict[Kind, str]) -> Failure:

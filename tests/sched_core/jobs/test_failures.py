@@ -55,7 +55,7 @@ Root Cause (first observed failure):
     [
         (1, TRACEBACK + "ModuleNotFoundError: No module named 'x'", "user", "ModuleNotFoundError: No module"),
         (1, TRACEBACK + "RuntimeError: mat1 and mat2 shapes cannot be multiplied", "user", "RuntimeError"),
-        (1, TRACEBACK + "KeyboardInterrupt", "user", "KeyboardInterrupt"),
+        (1, TRACEBACK + "KeyboardInterrupt", "user", "exit code 1"),
         (3, "", "user", "exit code 3"),
         (127, "gpuslice: cannot start: its working directory /gone is", "user", "directory /gone is"),
         (127, "gpuslice: cannot start: No space left on device", "resource", "No space left"),
@@ -160,6 +160,16 @@ Root Cause (first observed failure):
             "infrastructure",
             "SIGTERM",
         ),
+        # The launcher was ended, and its processes with it: that they were interrupted says nothing.
+        (
+            1,
+            TRACEBACK
+            + "RuntimeError: Connection closed by peer\n\nDuring handling of the above exception, another "
+            + "exception occurred:\n\nSystemExit: 1\n\nDuring handling of the above exception, another "
+            + "exception occurred:\n\nKeyboardInterrupt\n[rank1]: MemoryError\nKeyboardInterrupt\n",
+            "resource",
+            "MemoryError",
+        ),
         # What was being dealt with is not the failure; what caused it is.
         (
             1,
@@ -184,6 +194,10 @@ Root Cause (first observed failure):
 def test_failures_are_classified(code: int, stderr: str, kind: str, reason: str) -> None:
     found = classify(code, telling(stderr))
     assert (found.kind.value, reason in found.reason) == (kind, True), found
+
+
+def test_that_a_process_was_interrupted_is_no_verdict() -> None:
+    assert verdict(telling("SystemExit: 1\nKeyboardInterrupt\nKeyboardInterrupt: \n")) is None
 
 
 def test_what_is_kept_of_the_output_is_short_and_only_what_tells() -> None:
