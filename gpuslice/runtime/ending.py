@@ -39,6 +39,7 @@ def end(error: GpusliceError) -> NoReturn:
 
 _NOT_ENDED = object()
 _exit_status: object = _NOT_ENDED
+_interrupted = False
 
 
 class _ExitCode:
@@ -62,9 +63,11 @@ class _ExitCode:
 
 def watch_exit() -> None:
     """Note from now on with what exit status the script ends; Python itself does not keep it."""
+    if multiprocessing.process.parent_process() is not None:
+        _watch_interrupts()
     member = SystemExit.__dict__["code"]
     if isinstance(member, _ExitCode):
-        return
+        return  # a fork of a process that watches its own exit
     # A built-in class takes no new attributes; what stands behind its read-only dictionary does.
     gc.get_referents(SystemExit.__dict__)[0]["code"] = _ExitCode(member)
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
@@ -81,6 +84,24 @@ def watch_exit() -> None:
     sys.exit = exit
 
 
+def _watch_interrupts() -> None:
+    """Note when this process is interrupted: one of torch's ``spawn`` exits with 0 all the same.
+
+    The kernel interrupts its processes when the one that started them dies.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        global _interrupted
+        _interrupted = True
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with suppress(
+            ValueError
+        ):  # only the main thread may; a process whose main thread does not train is left
+            signal.signal(signal.SIGINT, interrupt)
+
+
 def at_end(function: Callable[..., None], *arguments: object) -> None:
     """Have ``function`` called when the script has ended; those that come later are called earlier.
 
@@ -93,12 +114,12 @@ def at_end(function: Callable[..., None], *arguments: object) -> None:
 
 
 def ended_well() -> bool:
-    """At exit: whether neither an exception nor an exit status other than 0 ended the script."""
+    """Return True at exit if no exception, interrupt or exit status other than 0 has ended the script."""
     error = sys.exc_info()[1]  # a process of multiprocessing's finalizes while its error is on the way
     if error is not None:
         return isinstance(error, SystemExit) and error.code in (None, 0)
     # Python keeps the exception that it printed a traceback of.
-    return not hasattr(sys, "last_value") and _exit_status in (_NOT_ENDED, None, 0)
+    return not _interrupted and not hasattr(sys, "last_value") and _exit_status in (_NOT_ENDED, None, 0)
 
 
 def end_parked(error: GpusliceError) -> NoReturn:

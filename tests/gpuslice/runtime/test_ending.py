@@ -173,3 +173,34 @@ def test_a_good_end_is_told_from_a_bad_one(tmp_path: Path, ending: str, well: bo
         check=False,
     )
     assert (done.stdout, done.returncode) == (f"{well}\n", code), done.stderr
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+import torch.multiprocessing
+from gpuslice.runtime import ending
+
+def train(rank, interrupted):
+    ending.watch_exit()
+    ending.at_end(lambda: print(ending.ended_well(), flush=True))
+    if interrupted:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+if __name__ == "__main__":
+    ending.watch_exit()
+    torch.multiprocessing.start_processes(train, (sys.argv[1] == "interrupted",), start_method=sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize(("word", "well"), [("interrupted", False), ("left_alone", True)])
+def test_an_interrupted_process_that_torch_has_started_has_not_ended_well(
+    tmp_path: Path, word: str, well: bool, method: str
+) -> None:
+    (tmp_path / "script.py").write_text(INTERRUPTED, encoding="utf-8")
+    command = [sys.executable, "script.py", word, method]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (done.stdout, done.returncode) == (f"{well}\n", 0), done.stderr
