@@ -77,7 +77,7 @@ JobId = NewType("JobId", str)
 Rank = NewType("Rank", int)
 #: The fencing token of a lease: grows by one with every lease of a job; reports of older epochs are dropped.
 Epoch = NewType("Epoch", int)
-#: From which tensor skew on a job is placed on as few nodes as possible (docs/profiling.md).
+#: From which tensor skew on a job is placed on as few nodes as possible (docs/measure.md).
 CONSOLIDATION_SKEW = 0.3
 
 _DEVICE = re.compile(r"(cpu|cuda|null)(?::([0-9]{1,3}))?((?:\+[0-9]{1,3})*)")
@@ -145,7 +145,7 @@ class DeviceName:
 
 
 class Route(Enum):
-    """How a device is emptied; see docs/routes.md."""
+    """How a device is emptied; see docs/gpus.md."""
 
     AUTO = "auto"
     TENSOR = "tensor"

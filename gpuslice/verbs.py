@@ -184,7 +184,7 @@ class SliceInfo(Verb, frozen=True):
 
 
 class JobInfo(Verb, frozen=True):
-    """One job, as ``ps --json`` prints it; the keys are documented in docs/monitoring.md and stay."""
+    """One job, as ``ps --json`` prints it; the keys are documented in docs/json.md and stay."""
 
     id: str
     state: str
@@ -278,7 +278,7 @@ class Ended(Verb, tag="ended", frozen=True):
 
 
 class EventInfo(Verb, frozen=True):
-    """One entry of the journal, as ``events --json`` prints it; documented in docs/monitoring.md."""
+    """One entry of the journal, as ``events --json`` prints it; documented in docs/json.md."""
 
     number: int
     at_s: float

@@ -1,4 +1,4 @@
-"""Which ways of emptying a device work here, and which one a job takes (docs/routes.md). Needs no torch."""
+"""Which ways of emptying a device work here, and which one a job takes (docs/gpus.md). Needs no torch."""
 
 from __future__ import annotations
 

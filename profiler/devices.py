@@ -1,6 +1,6 @@
 """Devices as their instruments show them: one reading per GPU or host slot, with gpustat's keys.
 
-docs/profiling.md lists keys, types and units. What an instrument does not tell is ``None``, and
+docs/json.md lists keys, types and units. What an instrument does not tell is ``None``, and
 ``unavailable`` says why.
 """
 

@@ -21,7 +21,7 @@ _PER_CENT = 100
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """The profile of one rank; docs/profiling.md has types and units."""
+    """The profile of one rank; docs/json.md has types and units."""
 
     rank: int
     steps: int

@@ -1,6 +1,6 @@
 """Step times out of a recording: what is warm-up, what is a step, what is something else, how fast.
 
-The rules are those of docs/profiling.md. Nothing here needs torch.
+The rules are those of docs/measure.md. Nothing here needs torch.
 """
 
 from __future__ import annotations

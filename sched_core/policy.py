@@ -2,7 +2,7 @@
 
 A policy is called whenever something happened and whenever it asked to be woken. It reads a ``View`` and
 returns a ``Plan``: what shall be different from now on, and when to wake it. It never acts, waits or reads a
-clock, and it is never told which world it is in. docs/writing-a-policy.md shows a complete one.
+clock, and it is never told which world it is in. docs/policies.md shows a complete one.
 """
 
 from __future__ import annotations

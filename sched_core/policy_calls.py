@@ -9,7 +9,7 @@ from gpuslice.errors import GpusliceError, where_raised
 
 from .policy import Migrate, Plan, Policy, PolicyError, Start, Stop, Suspend, View
 
-_REMEDY = "mend the policy, or choose another; docs/writing-a-policy.md says what a plan is"
+_REMEDY = "mend the policy, or choose another; docs/policies.md says what a plan is"
 
 
 def ask_for_plan(policy: Policy, view: View) -> Plan:

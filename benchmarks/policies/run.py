@@ -1,4 +1,4 @@
-"""The papers' headlines, measured anew on real traces (docs/results.md).
+"""The papers' headlines, measured anew on real traces (README.md).
 
     python benchmarks/policies/run.py TRACES [EXPERIMENT ...] [--out DIR] [--jobs J]
 

@@ -1,4 +1,4 @@
-"""What one suspend and its resume cost: a row of the report's ``switches`` (docs/report.md)."""
+"""What one suspend and its resume cost: a row of the report's ``switches`` (docs/json.md)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIBRARIES = "context_and_libraries"
 
 @dataclass(slots=True)
 class SwitchRecord:
-    """Bytes, seconds (``_s``) and rates of one switch; docs/report.md says what each key means.
+    """Bytes, seconds (``_s``) and rates of one switch; docs/json.md says what each key means.
 
     What has not happened yet is 0.
     """

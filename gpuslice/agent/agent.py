@@ -1,4 +1,4 @@
-"""The controller of a scheduled job: parks, moves and goes on as the scheduler says (docs/rank-protocol.md).
+"""The controller of a scheduled job: parks, moves and goes on as the scheduler says (docs/architecture.md).
 
 A rank holds still right after ``import torch``, before it has any state, until its first lease. If the
 scheduler dies, a running rank runs on and a parked one stays parked; both greet the next scheduler.

@@ -30,7 +30,7 @@ _PLACE_CHARACTERS = 200
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 #: Of boundaries: ``gpuslice ps`` says "no boundary" before it.
 _UNUSABLE = "without a pending collective"
-_REMEDY = "call gpuslice.boundary() between two mini-batches; docs/hooks.md says what is a boundary by itself"
+_REMEDY = "call gpuslice.boundary() between two mini-batches; docs/run.md says what is a boundary by itself"
 
 
 class BoundaryWatchdog:

@@ -10,7 +10,7 @@ from gpuslice.launch.visible_gpus import VisibleGpus
 from gpuslice.runtime.ending import say
 from gpuslice.types import DeviceName
 
-_REMEDY = "its GPU is cuda, or cuda:{LOCAL_RANK} in a gang; docs/submitting.md, Which GPU a script means"
+_REMEDY = "its GPU is cuda, or cuda:{LOCAL_RANK} in a gang; docs/submit.md, Which GPU a script means"
 
 
 class UnleasedMemory:

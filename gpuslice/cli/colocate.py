@@ -51,7 +51,7 @@ def command(
     csv: Annotated[Path | None, Option(metavar="FILE", help="Write a line for each member of a set.")] = None,
     html: Annotated[Path | None, Option(metavar="FILE", help="Write a page.")] = None,
 ) -> None:
-    """Run unmodified scripts alone and together on one device, and say which to pack (docs/colocation.md).
+    """Run unmodified scripts alone and together on one device, and say which to pack (docs/measure.md).
 
     Ctrl-C keeps what was measured; the same command goes on from there.
     """

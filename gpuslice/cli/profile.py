@@ -32,7 +32,7 @@ def command(
 ) -> None:
     """Measure the steps of an unmodified training script: times, memory, tensor skew, devices.
 
-    The script ends after --steps steps; those of its warm-up do not count (docs/profiling.md). Ranks beyond 0
+    The script ends after --steps steps; those of its warm-up do not count (docs/measure.md). Ranks beyond 0
     go to FILE.rank1.json and so on. The exit code is the script's own.
     """
     from gpuslice.launch.command import check_outputs

@@ -61,10 +61,10 @@ def command(
 ) -> int:
     """Run a training script, a module or a command under gpuslice, unmodified.
 
-    Boundaries are where a DataLoader is about to fetch a batch (docs/hooks.md). gpuslice's own lines go to
+    Boundaries are where a DataLoader is about to fetch a batch (docs/run.md). gpuslice's own lines go to
     stderr. The exit code is the script's own, or 2 for a wrong command line, 3 for an unusable environment,
     4 for a corrupt or refused snapshot, 5 for a full RAM disk. With --route driver gpuslice stays as the
-    command's parent: SIGTSTP takes the command off its GPUs, SIGCONT brings it back (docs/routes.md).
+    command's parent: SIGTSTP takes the command off its GPUs, SIGCONT brings it back (docs/gpus.md).
     """
     settings = config.load(
         device=device,

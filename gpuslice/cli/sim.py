@@ -76,7 +76,7 @@ def command(
         bool | None, typer.Option("--progress/--no-progress", help="Show progress; else on a terminal only.")
     ] = None,
 ) -> None:
-    """Simulate a trace under one policy or several (docs/simulator.md).
+    """Simulate a trace under one policy or several (docs/simulate.md).
 
     Exit code 2 if the trace, the cluster, an option or a plan of the policy is wrong.
     Ctrl-C reports what is known so far.

@@ -32,7 +32,7 @@ def command(
 ) -> int:
     """Show utilization, memory, power, clocks and processes of every GPU and every slot of the host.
 
-    The keys of --json are gpustat's where it has them (docs/profiling.md).
+    The keys of --json are gpustat's where it has them (docs/json.md).
     """
     from gpuslice.profiler.sampler import Sampler
 

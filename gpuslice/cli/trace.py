@@ -51,7 +51,7 @@ def convert(
     throughputs: Throughputs = None,
     unit: Annotated[str, typer.Option(help="What the trace's times count: 1s, 1m, 1h.")] = "1s",
 ) -> None:
-    """Write a trace in gpuslice's own columns (docs/simulator.md)."""
+    """Write a trace in gpuslice's own columns (docs/simulate.md)."""
     from gpuslice.sched_core.sim.cost import parse_time
 
     unit_s = parse_time(unit)

@@ -116,7 +116,7 @@ class Client:
             The id; without one, it is made of the script's name and a number.
         devices
             How many devices, and ranks, it has. A script that takes its rank from its launcher is started by
-            torchrun (docs/submitting.md, Ranks).
+            torchrun (docs/submit.md, Ranks).
         most_devices
             Up to how many it may have, if more than that: it grows and shrinks as the policy says, and its
             script uses ``gpuslice.elastic``. A script or module is started by torchrun as so many ranks.
@@ -141,7 +141,7 @@ class Client:
             By when it is to be through, in seconds from now; 0: whenever.
         guaranteed
             Refuse it if the policy cannot guarantee that: returns once that is decided, which takes the job's
-            first mini-batches if ``expected_s`` is not stated (docs/submitting.md, Deadlines).
+            first mini-batches if ``expected_s`` is not stated (docs/submit.md, Deadlines).
         boundary_timeout_s
             If it reaches no boundary for so long when told to stop, that is reported; 0: never.
         on_boundary_timeout

@@ -1,7 +1,7 @@
 """The scheduler's log: one JSON object per line, in a few files of bounded size.
 
 Everything that is logged under the name ``gpuslice`` goes there. A record may carry ``event``, ``job`` and
-``details`` (``extra=``); the keys are documented in docs/monitoring.md and stay.
+``details`` (``extra=``); the keys are documented in docs/json.md and stay.
 """
 
 from __future__ import annotations

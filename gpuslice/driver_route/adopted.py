@@ -1,4 +1,4 @@
-"""Suspending and resuming a process that gpuslice did not start, by NVIDIA's driver (docs/routes.md)."""
+"""Suspending and resuming a process that gpuslice did not start, by NVIDIA's driver (docs/gpus.md)."""
 
 from __future__ import annotations
 

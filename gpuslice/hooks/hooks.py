@@ -1,4 +1,4 @@
-"""Hooks into an unmodified script: DataLoader's ``__next__`` and the optimizers' step (docs/hooks.md).
+"""Hooks into an unmodified script: DataLoader's ``__next__`` and the optimizers' step (docs/run.md).
 
 Every process below ``gpuslice run`` counts boundaries; ``installation`` lets somebody ask for them.
 """

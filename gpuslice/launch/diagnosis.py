@@ -154,7 +154,7 @@ class RamDiskState(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything ``gpuslice doctor --json`` prints; docs/doctor.md explains the keys.
+    """Everything ``gpuslice doctor --json`` prints; docs/json.md explains the keys.
 
     Attributes
     ----------

@@ -121,5 +121,5 @@ def _until(member: MeasuredScript, there: Callable[[], bool], every_s: float) ->
         if time.monotonic() - begun_s > _PATIENCE_S:
             raise EnvironmentUnusableError(
                 f"{member.name} passed no boundary at which it can be suspended for {_PATIENCE_S:.0f} s",
-                "docs/hooks.md says what is a boundary",
+                "docs/run.md says what is a boundary",
             )

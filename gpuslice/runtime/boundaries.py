@@ -1,6 +1,6 @@
 """Boundaries: where the job may park, counted; and ``boundary()``, their explicit form.
 
-docs/hooks.md says which moments are boundaries and how they are numbered. Counting is the hot path:
+docs/run.md says which moments are boundaries and how they are numbered. Counting is the hot path:
 one addition and one comparison per boundary. Nothing here knows torch.
 """
 

@@ -1,4 +1,4 @@
-"""The report of a job under ``gpuslice run``: a JSON file, rewritten at every switch (docs/report.md).
+"""The report of a job under ``gpuslice run``: a JSON file, rewritten at every switch (docs/json.md).
 
 A command may train several times. Each of its processes keeps what the others have written, which it tells
 from the report of another ``gpuslice run`` by the launch.

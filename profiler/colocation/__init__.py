@@ -1,1 +1,1 @@
-"""The co-location lab: what jobs make of a device that they share (docs/colocation.md)."""
+"""The co-location lab: what jobs make of a device that they share (docs/measure.md)."""

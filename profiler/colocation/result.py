@@ -1,4 +1,4 @@
-"""The result of the lab, as JSON and as CSV; docs/colocation.md has types and units."""
+"""The result of the lab, as JSON and as CSV; docs/json.md has types and units."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Who runs when: a file for each policy, and a folder for each that needs several.
 
-``registry.make_policy`` finds one by its name; docs/writing-a-policy.md says how to add one.
+``registry.make_policy`` finds one by its name; docs/policies.md says how to add one.
 ``published`` holds those that repeat another simulator's program, its mistakes included.
 """

@@ -23,7 +23,7 @@ from .trial_pool import TrialPool
 
 _HERE = "gpuslice.sched_core.policies"
 
-#: Name -> module and class. The published ones exist to be compared with, see docs/peers.md.
+#: Name -> module and class. The published ones exist to be compared with, see docs/simulate.md.
 POLICIES: dict[str, tuple[str, str]] = {
     "fifo": (f"{_HERE}.fifo", "Fifo"),
     "fjf": (f"{_HERE}.fifo", "FitFirst"),

@@ -21,7 +21,7 @@ from .model import FixedCost, NoCost, SwitchCost
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
-#: Stages of a switch during which the job makes no progress (docs/report.md); ``parked_s`` is another job's.
+#: Stages of a switch during which the job makes no progress (docs/json.md); ``parked_s`` is another job's.
 _STAGES = (
     *("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s"),
     *("reserve_s", "copy_in_s"),

@@ -1,4 +1,4 @@
-"""What is reported of a simulation. Definitions and keys: docs/simulator.md."""
+"""What is reported of a simulation. Definitions and keys: docs/json.md."""
 
 from __future__ import annotations
 

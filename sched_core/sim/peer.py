@@ -1,4 +1,4 @@
-"""Other simulators' semantics on this engine: ``--peer tiresias:SCHEDULE/SCHEME`` (docs/peers.md)."""
+"""Other simulators' semantics on this engine: ``--peer tiresias:SCHEDULE/SCHEME`` (docs/simulate.md)."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def parse_peer(text: str) -> Peer:
     if (scheme or schedule.schemes[0]) not in schedule.schemes:
         works = " or ".join(schedule.schemes)
         raise UsageError(
-            f"tiresias:{name} does not work with scheme {scheme!r}", f"use {works}; see docs/peers.md"
+            f"tiresias:{name} does not work with scheme {scheme!r}", f"use {works}; see docs/simulate.md"
         )
     placement = None
     if schedule.places != "itself":

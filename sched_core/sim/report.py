@@ -87,7 +87,7 @@ def path_for(path: Path, outcome: Outcome, *, several: bool) -> Path:
 
 
 def write_json(outcomes: Sequence[Outcome], path: Path, validations: Sequence[Validation] = ()) -> None:
-    """Write ``{"version": 1, "policies": [{"summary": ..., "jobs": [...]}, ...]}`` (docs/simulator.md).
+    """Write ``{"version": 1, "policies": [{"summary": ..., "jobs": [...]}, ...]}`` (docs/json.md).
 
     It is written job by job: the whole document would take many times as much memory as the simulation.
     ``validations``, one per outcome or none at all, become the policies' ``validation``.

@@ -74,7 +74,7 @@ class Request:
         if self.engine == "compiled" and form_of(simulation) is None:
             raise UsageError(
                 f"{simulation.policy.name} cannot run compiled here",
-                "leave out --engine; docs/simulator.md says what can",
+                "leave out --engine; docs/simulate.md says what can",
             )
         return simulation
 

@@ -80,7 +80,7 @@ def parse_speed(text: str) -> SpeedModel:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except NOT_A_VALUE as error:
-        raise UsageError(f"{path} holds no speeds: {error}", "see SpeedFile in docs/policies.md") from error
+        raise UsageError(f"{path} holds no speeds: {error}", "see SpeedFile in docs/simulate.md") from error
     for value in (measured.packed, *(v for pair in measured.pairs.values() for v in pair.values())):
         if not 0 < value <= 1:
             raise UsageError(f"{path}: a packed job cannot run at {value} times its speed", "0 < speed <= 1")

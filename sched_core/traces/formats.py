@@ -1,4 +1,4 @@
-"""Trace files: which format a file has, and reading each (docs/simulator.md lists columns and sources)."""
+"""Trace files: which format a file has, and reading each (docs/simulate.md lists columns and sources)."""
 
 from __future__ import annotations
 

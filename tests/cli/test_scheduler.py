@@ -101,7 +101,7 @@ def test_the_keys_of_ps_are_the_documented_ones(shell: Shell) -> None:
     job = shell.submit(10)
     shell("wait", job)
     found = json.loads(shell("ps", "--json"))
-    page = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     for key in (*found, *found["jobs"][0], *found["devices"][0]):
         assert f"`{key}`" in page, key
     shell("down")

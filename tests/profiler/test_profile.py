@@ -14,7 +14,7 @@ from gpuslice.profiler.recorder import Recording
 from gpuslice.profiler.sampler import DeviceUse
 from gpuslice.profiler.skew import measure_skew
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "profiling.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
 MIB = 1 << 20
 MEMORY = MemoryUse(200 * MIB, 150 * MIB, 100 * MIB, 20 * MIB, 10 * MIB, None)
 

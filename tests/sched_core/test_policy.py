@@ -15,7 +15,7 @@ from gpuslice.sched_core.policy import Changes, Policy, PolicyError, View
 from gpuslice.sched_core.sim.engine import Simulation
 from gpuslice.sched_core.traces.formats import read_trace
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "writing-a-policy.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "policies.md"
 
 
 def documented() -> Policy:

@@ -1,4 +1,4 @@
-"""Orders as the simulator published with Tiresias computes them, mistakes included; see docs/peers.md."""
+"""Orders as the simulator published with Tiresias computes them, mistakes included; see docs/simulate.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies as the simulator published with Tiresias computes them, mistakes included; see docs/peers.md.
+"""Policies as the simulator published with Tiresias computes them, mistakes included; see docs/simulate.md.
 
 They exist to be compared with; the policies proper are in the other files.
 """

@@ -13,7 +13,7 @@ from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.launch.command import rank_path
 from gpuslice.runtime.run_report import Report
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "report.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "json.md"
 #: Keys that are promised to stay.
 PROMISED = {
     *("boundary", "route", "bytes_found", "bytes_copied", "bytes_freed"),

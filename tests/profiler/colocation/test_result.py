@@ -21,7 +21,7 @@ from gpuslice.profiler.colocation.trial import Trial, measure, measure_turns
 
 from .jobs import SWITCH_S, TURN_S, Job, in_turns, run
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "colocation.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "json.md"
 NAMES = ("burn.py <1>", "burn.py <1> #2", "wait.py")
 #: The machine drifts: in every round all is slower than in the last one.
 DRIFT = (1.0, 1.1, 1.3)
