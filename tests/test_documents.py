@@ -1,4 +1,4 @@
-"""The documents name files that exist, and link to pages that exist."""
+"""The documents, and messages in the code, name files, pages and headings that exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ DOCUMENTS = sorted(path for place in _PLACES for path in ROOT.glob(place))
 PRESENT = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]
 _FOLDERS = ("gpuslice", "kernels", "checkpoint", "profiler", "sched_core", "tests", "benchmarks")
 _SOURCE = re.compile(r"`([\w/.-]+\.(?:py|c|cu))`")
-_LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+_LINK = re.compile(r"\]\(([^)#:]*)(?:#([^):]*))?\)")
+_PAGE_IN_CODE = re.compile(r"\bdocs/[\w/-]+\.(?:md|html|svg)")
 
 
 @cache
@@ -29,7 +30,18 @@ def sources() -> tuple[str, ...]:
 def missing(text: str, folder: Path) -> Iterator[str]:
     """Sources that ``text``, a document in ``folder``, names and files it links to, which are not there."""
     yield from (name for name in _SOURCE.findall(text) if not known(name))
-    yield from (link for link in _LINK.findall(text) if not (folder / link).exists())
+    for page, heading in _LINK.findall(text):
+        path = folder / page if page else None
+        if path is not None and not path.exists():
+            yield page
+        elif heading and heading not in headings(text if path is None else path.read_text(encoding="utf-8")):
+            yield f"{page}#{heading}"
+
+
+def headings(text: str) -> set[str]:
+    """Return the anchors of the headings of ``text``, as GitHub makes them."""
+    found = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
 def known(name: str) -> bool:
@@ -43,5 +55,18 @@ def test_files_that_a_document_names_exist(path: Path) -> None:
 
 
 def test_the_rule_can_fail() -> None:
-    text = "`kernels/cpu.py`, [a page](no-page.md#part), `kernels/device.py` and [another](README.md)"
-    assert list(missing(text, ROOT)) == ["kernels/cpu.py", "no-page.md"]
+    text = "`kernels/cpu.py`, [a page](no-page.md#part), `kernels/device.py`, [another](README.md#install), "
+    text += "[no part](README.md#nothing) and [neither](#here)\n"
+    wrong = ["kernels/cpu.py", "no-page.md", "README.md#nothing", "#here"]
+    assert list(missing(text, ROOT)) == wrong
+    assert list(missing(f"# Here\n{text}", ROOT)) == wrong[:-1]
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    named = {
+        page
+        for source in sources()
+        for page in _PAGE_IN_CODE.findall((ROOT / source[1:]).read_text(encoding="utf-8"))
+    }
+    assert len(named) > 10
+    assert [page for page in sorted(named) if not (ROOT / page).exists()] == []
