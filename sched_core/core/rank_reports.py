@@ -174,9 +174,10 @@ class RankReports:
             planning.due = True
 
     def _hello(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
-        if rank.phase is RankPhase.LEAVING and rank not in job.members and message.pid == rank.pid:
-            self._core.tell(job, rank.number, Dismiss(epoch=job.epoch))
-            return
+        if rank.phase is RankPhase.LEAVING and message.pid == rank.pid:
+            if rank not in job.members:
+                self._core.tell(job, rank.number, Dismiss(epoch=job.epoch))
+            return  # its Bye is known
         again = rank.phase in (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
         if not job.launched or message.world_size != len(job.ranks):
             raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}) of {message.world_size}")
@@ -269,6 +270,8 @@ class RankReports:
         self._core.settle(job, now)
 
     def _overshot(self, job: Gang, rank: Rank, message: Overshot, now: float) -> None:
+        if rank.phase is RankPhase.LEAVING:
+            return  # the order met it when its script had ended
         if rank.phase is not RankPhase.ON:
             raise job.illegal(f"Overshot of rank {rank.number}, which is {rank.phase.value}")
         self._advance(job, rank, now, message.boundary)
