@@ -89,7 +89,7 @@ class Prestart:
             return
         planning = self._core.planning
         if self.limit is None:
-            restarts.launch(self._core, job)
+            restarts.launch(self._core, job, now)
             return
         if job.tried and not planning.quotas.enter(job):
             planning.waits.begin(job, now, quota=True)
@@ -159,7 +159,7 @@ class Prestart:
             return
         self._started_s[job.id] = now
         self._core.planning.waits.end(job, now)
-        restarts.launch(self._core, job)
+        restarts.launch(self._core, job, now)
 
     def _forget(self, job: Gang) -> None:
         """Take ``job`` from those who come next, and from the copy of the policy."""

@@ -287,7 +287,7 @@ class RankReports:
         self._advance(job, rank, now, message.boundary)
         job.history.append((now, f"rank {rank.number} refused: {message.error}"))
         if not message.running:
-            rank.phase = RankPhase.PARKED
+            rank.phase, job.refusals.resume_error = RankPhase.PARKED, message.error
             if not job.refusals.resume.pauses(now):  # else another rank has refused the same try
                 job.refusals.resume.failed(now)
             if not message.retryable or job.refusals.resume.failures >= MAX_RESUME_REFUSALS:
@@ -296,6 +296,7 @@ class RankReports:
                 )
                 return
         elif job.state is JobState.SUSPENDING:
+            job.refusals.suspend_error = message.error
             self._stay(job, now)
         self._core.reconcile_later(job)
 

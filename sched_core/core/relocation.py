@@ -7,8 +7,9 @@ all the while.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
+from types import MappingProxyType
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
@@ -50,7 +51,8 @@ class Relocations:
         #: All of it, and what of it can be had now.
         self._cluster = self.cluster = cluster
         self._names = tuple(core.devices[cluster.on(node)[0]].node for node in range(len(cluster.node_sizes)))
-        self._lost: set[int] = set()
+        #: Lost nodes, and since when.
+        self._lost: dict[int, float] = {}
         self._everywhere = tuple(range(len(self._names)))
         #: Jobs whose state cannot be brought now; and those that their owners have sent where they are to be.
         self._stranded: dict[str, Gang] = {}
@@ -60,6 +62,11 @@ class Relocations:
     def lost(self) -> frozenset[str]:
         """The nodes that nothing is heard of."""
         return frozenset(self._names[node] for node in self._lost)
+
+    @property
+    def lost_since_s(self) -> Mapping[int, float]:
+        """The numbers of these nodes, and since when they are lost; for reading."""
+        return MappingProxyType(self._lost)
 
     def named(self, nodes: tuple[int, ...]) -> tuple[str, ...]:
         """The names of ``nodes``."""
@@ -78,7 +85,10 @@ class Relocations:
         if event.node not in self._names:
             raise UsageError(f"there is no node {event.node!r}", "start the scheduler anew to have it")
         node = self._names.index(event.node)
-        (self._lost.add if isinstance(event, NodeLost) else self._lost.discard)(node)
+        if isinstance(event, NodeFound):
+            self._lost.pop(node, None)
+        else:
+            self._lost.setdefault(node, now)
         self.cluster = self._cluster.without(self._lost)
         for job in [job for job in self._core.jobs.values() if not job.state.ended] if self._lost else ():
             self._cut_off(job, now)
@@ -89,7 +99,7 @@ class Relocations:
         if self._is_lost(job.requested_devices):
             planning.moves.forget(job)
             job.history.append((now, "not to be moved: a node is lost"))
-        if not job.processes_gone and self._lost.intersection(job.nodes):
+        if not job.processes_gone and not self._lost.keys().isdisjoint(job.nodes):
             planning.withhold(job, now)
             return
         if self._is_lost(job.borrowed):
@@ -100,7 +110,7 @@ class Relocations:
 
     def _is_lost(self, devices: tuple[int, ...]) -> bool:
         """Whether one of ``devices`` is on a lost node."""
-        return not self._lost.isdisjoint(self.of(devices))
+        return not self._lost.keys().isdisjoint(self.of(devices))
 
     def check_usable(self, devices: tuple[int, ...]) -> None:
         """Raise ``UsageError`` if one of ``devices`` is on a lost node."""
@@ -174,7 +184,7 @@ class Relocations:
         former = job.nodes
         job.begin_elsewhere(now)
         self._core.switch_costs.forget(job)
-        restarts.launch(self._core, job)
+        restarts.launch(self._core, job, now)
         details = {"from": listed(self.named(former)), "to": listed(self.named(job.nodes))}
         self._core.order(Notice("relocated", job.id, details))
         self._core.reconcile_later(job)
@@ -225,7 +235,7 @@ class Relocations:
         where it trained, for as long as that node is not lost.
         """
         if job.spec.relaunch:
-            return not job.state_nodes or not self._lost.isdisjoint(job.state_nodes)
+            return not job.state_nodes or not self._lost.keys().isdisjoint(job.state_nodes)
         return not job.width or job.portable
 
     def restrict(self, job: Gang) -> None:
@@ -283,7 +293,7 @@ class Relocations:
         if job.wanted:
             wanted = self.of(job.wanted)
             return wanted[:1] * len(job.ranks) if job.spec.elastic else wanted
-        if job.state_nodes and not self._lost.intersection(job.state_nodes):
+        if job.state_nodes and self._lost.keys().isdisjoint(job.state_nodes):
             return self._state_nodes(job)
         load = [0] * len(self._names)
         for other in self._core.jobs.values():

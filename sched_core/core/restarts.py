@@ -91,13 +91,13 @@ def relaunch_if_gone(core: CoreContract, job: Gang, now: float) -> None:
     if job.running:
         job.since_s = inf  # it makes progress once its ranks are on their devices
     if not job.held:
-        launch(core, job)
+        launch(core, job, now)
     core.reconcile_later(job)
 
 
-def launch(core: CoreContract, job: Gang) -> None:
+def launch(core: CoreContract, job: Gang, now: float) -> None:
     """Start the command of ``job``."""
-    job.launched, job.exit_code = True, None
+    job.launched, job.launched_s, job.exit_code = True, now, None
     core.order(core.relocations.launch(job))
 
 

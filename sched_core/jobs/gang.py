@@ -76,8 +76,9 @@ class Gang(AccountedJob):
     left_s, gone_s
         When its last relocation or relaunch began, and when its processes were gone; ``None`` once it trains
         again, and if it had not trained before.
-    launched
-        Whether this attempt's command was started; a queued job may have to wait for that (``prestart``).
+    launched, launched_s
+        Whether this attempt's command was started, and when its newest start was; a queued job may have to
+        wait for that (``prestart``).
     first_hello_s, idle_since_s
         When the first of its present processes said Hello; since when its places are free, or not all taken
         again, while its command goes on.
@@ -107,8 +108,8 @@ class Gang(AccountedJob):
     __slots__ = (
         *("attempt", "blame", "borrowed", "deadline_missed", "ended_s", "exit_code", "failure"),
         *("fair_share_s", "finishing", "first_hello_s", "former_steps", "fragmentation_s", "given_up"),
-        *("gone_s", "held", "history", "home", "idle_since_s", "late", "launched", "lease", "left_s"),
-        *("lent", "line", "missed", "nodes", "not_before_s", "ordered_s", "overshoots", "program"),
+        *("gone_s", "held", "history", "home", "idle_since_s", "late", "launched", "launched_s", "lease"),
+        *("left_s", "lent", "line", "missed", "nodes", "not_before_s", "ordered_s", "overshoots", "program"),
         *("ranks", "reason", "refusals", "relaunches", "relocating", "requested_devices", "said"),
         *("state", "state_nodes", "step_time", "stop_at", "switch_error_s", "switch_predicted_s"),
         *("switch_s", "trains", "tried", "waits_since", "width", "world"),
@@ -134,7 +135,7 @@ class Gang(AccountedJob):
         self.attempt = self.relaunches = self.former_steps = 0
         self.line: tuple[Hello, ...] = ()
         self.idle_since_s: float | None = None
-        self.not_before_s = self.ordered_s = self.fair_share_s = self.fragmentation_s = 0.0
+        self.not_before_s = self.ordered_s = self.launched_s = self.fair_share_s = self.fragmentation_s = 0.0
         self.waits_since: Since | None = None
         self.first_hello_s: float | None = None
         self.left_s: float | None = None

@@ -24,24 +24,32 @@ class Quotas:
     def __init__(self, limits: Mapping[str, int]) -> None:
         self.limits = dict(limits)
         self._used: Counter[str] = Counter()
-        self._inside: set[str] = set()
+        #: By tenant; of both, jobs by id in order of their entry.
+        self._inside: defaultdict[str, dict[str, Gang]] = defaultdict(dict)
         self._outside: defaultdict[str, dict[str, Gang]] = defaultdict(dict)
 
     def enter(self, job: Gang) -> bool:
         """Let ``job`` queue if it does not yet; whether it is in. If not, ``leave`` of another lets it in."""
         tenant = job.spec.tenant
-        if tenant not in self.limits or job.id in self._inside:
+        if tenant not in self.limits or job.id in self._inside[tenant]:
             return True
         self._outside[tenant].setdefault(job.id, job)
         self._admit(tenant)
-        return job.id in self._inside
+        return job.id in self._inside[tenant]
+
+    def keeps_out(self, job: Gang) -> bool:
+        """Return True if ``job`` waits outside."""
+        return job.id in self._outside.get(job.spec.tenant, ())
+
+    def inside(self, tenant: str) -> list[str]:
+        """Return the ids of the jobs that have a part of the quota of ``tenant``, in order of their entry."""
+        return list(self._inside.get(tenant, ()))
 
     def leave(self, job: Gang) -> list[Gang]:
         """``job`` is gone, inside or outside; those who may come in now."""
         tenant = job.spec.tenant
         self._outside[tenant].pop(job.id, None)
-        if job.id in self._inside:
-            self._inside.remove(job.id)
+        if self._inside[tenant].pop(job.id, None) is not None:
             self._used[tenant] -= job.demand
         return self._admit(tenant) if tenant in self.limits else []
 
@@ -52,7 +60,7 @@ class Quotas:
             if self._used[tenant] + job.demand > self.limits[tenant]:
                 break
             del queue[job.id]
-            self._inside.add(job.id)
+            self._inside[tenant][job.id] = job
             self._used[tenant] += job.demand
             admitted.append(job)
         return admitted

@@ -16,10 +16,20 @@ def _back_off() -> BackOff:
 
 
 class Refusals(msgspec.Struct):
-    """Refused suspends and refused resumes in a row, each with its pause."""
+    """Refused suspends and refused resumes in a row, each with its pause.
+
+    Attributes
+    ----------
+    suspend, resume
+        When to try again.
+    suspend_error, resume_error
+        Why the newest was refused; empty before the first.
+    """
 
     suspend: BackOff = msgspec.field(default_factory=_back_off)
     resume: BackOff = msgspec.field(default_factory=_back_off)
+    suspend_error: str = ""
+    resume_error: str = ""
 
     def forget(self) -> None:
         """Begin anew: other processes are asked."""
