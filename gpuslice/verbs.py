@@ -239,6 +239,7 @@ class JobInfo(Verb, frozen=True):
     processes: str | None = None
     held_s: float = 0.0
     switching_s: float = 0.0
+    why: str | None = None
 
     @property
     def ended(self) -> bool:

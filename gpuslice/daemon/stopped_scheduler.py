@@ -13,6 +13,7 @@ from gpuslice.daemon.replay import JournalReplay
 from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.sched_core.journal.event_listing import history
 from gpuslice.sched_core.journal.journal import FILE
+from gpuslice.sched_core.live.blockers import Blockers
 from gpuslice.sched_core.live.status import Overview
 from gpuslice.verbs import EventInfo, JobInfo, LogFiles, SchedulerStatus
 
@@ -64,7 +65,8 @@ class StoppedScheduler:
         overview = Overview(core, self._observer.job_history, policy=self._replay.setup.policy, pid=0)
         status = overview.status(0, self._last_s)
         rest = list(core.jobs.values())[len(status.jobs) :]
-        return replace(status, jobs=(*status.jobs, *(overview.job(job, self._last_s) for job in rest)))
+        blockers = Blockers(core, self._last_s)
+        return replace(status, jobs=(*status.jobs, *(overview.job(job, self._last_s, blockers) for job in rest)))
 
     def jobs(self) -> list[JobInfo]:
         """Return all jobs, in order of submission."""

@@ -132,6 +132,11 @@ class Planning:
         except Exception:  # noqa: BLE001 (anybody's code, see _plan; without it, only a column stays empty)
             return None
 
+    @property
+    def failure(self) -> tuple[str, float] | None:
+        """Return what the policy failed with, and when it is asked again. None if its last plan was good."""
+        return (self._complaint, self._back_off.until_s) if self._back_off.failures else None
+
     def _over_share(self, tenant: str, demand: int) -> bool:
         """Whether the policy says that ``tenant`` has used up its share."""
         try:

@@ -103,6 +103,11 @@ class Prestart:
         else:
             self._first[job.id] = job
 
+    @property
+    def started(self) -> list[str]:
+        """Return the ids of the jobs that were started and wait for their first lease."""
+        return list(self._started_s)
+
     def leave(self, job: Gang) -> None:
         """``job`` has its first lease, or nobody wants it started."""
         if self._line.pop(job.id, None) is None:

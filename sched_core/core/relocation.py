@@ -158,6 +158,10 @@ class Relocations:
                 return job, home
         return None
 
+    def strands(self, job: Gang) -> bool:
+        """Return True if the state of ``job`` cannot be brought now to where its processes are to be."""
+        return job.id in self._stranded and _on_its_way(job)
+
     def _waits(self, job: Gang) -> bool:
         """Whether the state of ``job`` cannot be brought, and nobody insists on it."""
         return job.id in self._stranded and job.id not in self._sent and _on_its_way(job)

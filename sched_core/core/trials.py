@@ -48,6 +48,15 @@ class Trials:
             job.give_back(now)
             self._changed(job)
 
+    def waits(self, job: Gang) -> bool:
+        """Return True if ``job`` waits for devices to be tried on."""
+        return job.id in self._waiting
+
+    @property
+    def tried(self) -> list[Gang]:
+        """Return the jobs that have borrowed devices for their trial."""
+        return list(self._trying.values())
+
     def avoid(self, late: Gang, now: float) -> None:
         """``late`` does not make room; whoever was to be tried there looks for other devices."""
         for job in [job for job in self._trying.values() if not job.lease]:

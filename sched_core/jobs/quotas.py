@@ -45,6 +45,10 @@ class Quotas:
         """Return the ids of the jobs that have a part of the quota of ``tenant``, in order of their entry."""
         return list(self._inside.get(tenant, ()))
 
+    def next_outside(self, tenant: str) -> str:
+        """Return the id of the job of ``tenant`` that comes in next. Return "" if none waits outside."""
+        return next(iter(self._outside.get(tenant, ())), "")
+
     def leave(self, job: Gang) -> list[Gang]:
         """``job`` is gone, inside or outside; those who may come in now."""
         tenant = job.spec.tenant

@@ -68,6 +68,11 @@ class Stopwatch:
             self._shown_s += now - self._since_s
             self._since_s = None
 
+    @property
+    def runs(self) -> bool:
+        """Return True if it runs now."""
+        return self._since_s is not None
+
     def at(self, now: float) -> float:
         """What it shows."""
         return self._shown_s if self._since_s is None else self._shown_s + (now - self._since_s)
@@ -128,6 +133,10 @@ class Waits:
                 if since.fragmentation_s is not None:
                     fragmented_s = fragmented.at(now) - since.fragmentation_s
         return Delays(job.fair_share_s + fair_s, job.fragmentation_s + fragmented_s)
+
+    def is_over_share(self, job: Waiter) -> bool:
+        """Return True if ``job`` waits because its tenant has used up the share that the policy gives it."""
+        return job.waits_since is not None and not job.waits_since.quota and self._of(job)[0].runs
 
     def _of(self, job: Waiter) -> tuple[Stopwatch, Stopwatch]:
         """The stopwatches of ``job``; new ones show nothing and stand still until the next ``update``."""

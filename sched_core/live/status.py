@@ -13,6 +13,7 @@ from gpuslice.types import shortened
 from gpuslice.verbs import DeviceInfo, JobInfo, SchedulerStatus, SliceInfo
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
+from .blockers import Blockers
 from .job_history import Account, JobHistory
 
 #: Jobs in one answer; with those limits it stays well below the longest message.
@@ -20,6 +21,7 @@ JOBS_AT_ONCE = 200
 _JOBS_BYTES = MAX_MESSAGE_BYTES // 2
 _COMMAND_CHARACTERS = 1000
 _PROCESSES_CHARACTERS = 200
+_WHY_CHARACTERS = 1000
 
 
 class Overview:
@@ -59,16 +61,17 @@ class Overview:
     def _some(self, jobs: Sequence[Gang], now_s: float) -> Iterator[JobInfo]:
         """As many of ``jobs``, at least one, as fit into an answer: reasons can be long."""
         left_bytes = _JOBS_BYTES
+        blockers = Blockers(self._core, now_s)
         for job in jobs:
-            info = self.job(job, now_s)
+            info = self.job(job, now_s, blockers)
             size_bytes = len(msgspec.msgpack.encode(info))
             if size_bytes > left_bytes < _JOBS_BYTES:
                 return
             left_bytes -= size_bytes
             yield info
 
-    def job(self, job: Gang, now_s: float) -> JobInfo:
-        """One job."""
+    def job(self, job: Gang, now_s: float, blockers: Blockers | None = None) -> JobInfo:
+        """One job. ``blockers`` are those of the moment ``now_s``, if they have been made."""
         account = self._job_history.accounts[job.id]
         then_s = now_s if job.ended_s is None else job.ended_s
         executed_s = job.executed_at(then_s)
@@ -123,6 +126,7 @@ class Overview:
             exit_code=job.exit_code,
             failure=job.failure or None,
             reason=job.reason,
+            why=_why(job, blockers or Blockers(self._core, now_s)),
             command=_shortened(job.program.argv),
             started=job.launched,
             shares_with=tuple(name for name in others if name != job.id),
@@ -140,6 +144,12 @@ class Overview:
 
     def _names(self, devices: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(str(self._core.devices[device]) for device in devices)
+
+
+def _why(job: Gang, blockers: Blockers) -> str | None:
+    """Why it does not train, in a sentence that is not too long for an answer of many jobs."""
+    said = blockers.why(job)
+    return None if said is None else shortened(said, _WHY_CHARACTERS)
 
 
 def _unleased(job: Gang) -> str | None:

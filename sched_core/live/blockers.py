@@ -1,0 +1,257 @@
+"""What keeps a job from training, read from the core: the facts that ``why`` makes a sentence of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.jobs.accounts import Activity
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.rank import RankPhase
+from gpuslice.sched_core.jobs.states import JobState
+
+from .wait_facts import Blocked, Facts, Lost, Memory, Quota, Refusal, Use
+from .why import why
+
+_ENDING = (RankPhase.LEAVING, RankPhase.GONE)
+
+
+class Blockers:
+    """Says of jobs why they do not train, at one moment.
+
+    Parameters
+    ----------
+    core
+        Whose jobs. It must not change while this object is used.
+    now_s
+        The moment, on the core's clock.
+    """
+
+    def __init__(self, core: Core, now_s: float) -> None:
+        self._core = core
+        self._now_s = now_s
+
+    def why(self, job: Gang) -> str | None:
+        """Return why ``job`` does not train. None if it does and all is well, or if nothing is left of it."""
+        if job.state.ended and job.processes_gone:
+            return None
+        return why(self.facts(job))
+
+    def facts(self, job: Gang) -> Facts:
+        """Return what is known of ``job`` that can keep it from training."""
+        facts = self._of_processes(job) | self._of_devices(job)
+        if not job.lease and not job.state.ended:
+            facts |= self._of_waiting(job)
+        return Facts(**facts)
+
+    def _of_processes(self, job: Gang) -> dict[str, Any]:
+        relocations = self._core.relocations
+        absent = tuple(rank.number for rank in job.present(RankPhase.ABSENT))
+        origin = relocations.origin(job) if job.launched and absent else ()
+        return {
+            "id": job.id,
+            "state": job.state,
+            "held": job.held,
+            "ranks": len(job.members),
+            "for_s": self._now_s - self._since_s(job, bool(absent)),
+            "trains": job.activity is Activity.TRAINS and job.trains,
+            "launched": job.launched,
+            "exists": not job.processes_gone,
+            "retry_s": job.not_before_s - self._now_s,
+            "reason": job.reason,
+            "absent": absent,
+            "ending": job.launched and not absent and not job.training(),
+            "idle": job.idle_since_s is not None,
+            "relocating": job.relocating,
+            "on": self._nodes(relocations.named(job.nodes)),
+            "state_from": self._nodes(origin),
+            "stranded": relocations.strands(job),
+            "lost_processes": self._lost(job.nodes),
+        }
+
+    def _since_s(self, job: Gang, absent: bool) -> float:
+        """When what ``job`` does now began."""
+        if job.ended_s is not None and job.state.ended:
+            return job.ended_s
+        if job.idle_since_s is not None:
+            return job.idle_since_s
+        if job.launched and absent:
+            return job.launched_s
+        setup_since_s = job.setup_since_s if job.state is JobState.RUNNING else None
+        return job.ordered_s if setup_since_s is None else setup_since_s
+
+    def _of_devices(self, job: Gang) -> dict[str, Any]:
+        refusals = job.refusals
+        leaves = bool(job.lease) and job.lease != job.wanted
+        stuck = next((rank.stuck for rank in job.there() if rank.stuck), "")
+        return {
+            "lease": self._names(job.lease),
+            "wanted": self._names(job.wanted),
+            "finishing": job.finishing,
+            "stuck": stuck,
+            "unleased": next((rank.unleased for rank in job.there() if rank.unleased), ""),
+            "late": job.missed,
+            "suspend_refused": self._refusal(
+                refusals.suspend_error, refusals.suspend.until_s, applies=leaves
+            ),
+            "resume_refused": self._refusal(refusals.resume_error, refusals.resume.until_s),
+        }
+
+    def _refusal(self, error: str, until_s: float, *, applies: bool = True) -> Refusal | None:
+        return Refusal(error, until_s - self._now_s) if applies and until_s > self._now_s else None
+
+    def _of_waiting(self, job: Gang) -> dict[str, Any]:
+        """What matters of the policy and the devices for ``job``, which has none."""
+        core, planning = self._core, self._core.planning
+        nodes = self._confined_to(job)
+        usable = self._usable if nodes is None else [d for d in self._usable if self._node(d) in nodes]
+        taken = [use for device in usable if (use := self._use(job, device)) is not None]
+        free = [device for device in usable if self._use(job, device) is None]
+        failure, wake_s = planning.failure, planning.wake_s
+        again_s = wake_s if failure is None else failure[1]
+        return {
+            "policy": planning.policy,
+            "demand": job.least,
+            "quota": self._quota(job),
+            "tenant": job.spec.tenant,
+            "over_share": planning.waits.is_over_share(job),
+            "trial_waits": core.trials.waits(job),
+            "tried": tuple(self._trials(job)),
+            "lent_to": tuple(self._borrowers(job)) if job.lent else (),
+            "blocked": self._blocked(job),
+            "policy_error": "" if failure is None else failure[0],
+            "policy_again_s": None if again_s is None or again_s <= self._now_s else again_s - self._now_s,
+            "computes": planning.computations.unanswered is not None,
+            "bound_to": self._bound_to(job, len(free)),
+            "within": () if nodes is None else tuple(map(self._node_name, sorted(nodes))),
+            "lost": self._lost(self._core.relocations.lost_since_s),
+            "size": len(usable),
+            "free": self._names(free),
+            "taken": tuple(taken),
+            "started_before": tuple(name for name in core.prestart.started if name != job.id),
+            "queued_before": self._queued_before(job),
+            "memory": self._memory(job, usable),
+        }
+
+    def _use(self, job: Gang, device: int) -> Use | None:
+        """Return who has ``device``, or is to have it. None if it is free, or reserved for ``job`` alone."""
+        occupants = tuple(self._core.occupants[device])
+        if occupants:
+            return Use(str(self._core.devices[device]), occupants)
+        holders = tuple(other.id for other in self._core.holders(device) if other is not job)
+        return Use(str(self._core.devices[device]), holders, used=False) if holders else None
+
+    def _blocked(self, job: Gang) -> Blocked | None:
+        """Return a device that ``job`` is to have and cannot enter yet, and who is on it."""
+        for device in job.wanted:
+            holders = () if job.borrowed else self._core.ledger.holders(device)
+            for other in self._core.occupants[device].values():
+                if other not in holders:
+                    return Blocked(str(self._core.devices[device]), other.id, self.why(other) or "")
+        return None
+
+    def _quota(self, job: Gang) -> Quota | None:
+        quotas, tenant = self._core.planning.quotas, job.spec.tenant
+        if not quotas.keeps_out(job):
+            return None
+        inside = quotas.inside(tenant)
+        used = sum(self._core.jobs[name].demand for name in inside)
+        return Quota(tenant, quotas.limits[tenant], used, tuple(inside), quotas.next_outside(tenant))
+
+    def _trials(self, job: Gang) -> Iterable[Use]:
+        for other in self._core.trials.tried:
+            for device in other.borrowed:
+                yield Use(str(self._core.devices[device]), (other.id,))
+
+    def _borrowers(self, job: Gang) -> Iterable[str]:
+        for other in self._core.trials.tried:
+            if not set(other.borrowed).isdisjoint(job.placement):
+                yield other.id
+
+    def _bound_to(self, job: Gang, free: int) -> tuple[Use, ...]:
+        """Return the devices that alone can have the state of ``job``, as far as others keep it from them.
+
+        Another job there goes elsewhere when the policy gives ``job`` devices, unless it is bound, too.
+        """
+        if not job.bound:
+            return ()
+        home = job.home[: job.least]
+        uses = tuple(use for device in home if (use := self._use(job, device)) is not None)
+        others = (self._core.jobs[name] for use in uses for name in use.jobs)
+        return uses if free < job.least or any(other.bound for other in others) else ()
+
+    def _confined_to(self, job: Gang) -> set[int] | None:
+        """Return the nodes that ``job`` must be on. None if all will do."""
+        relocations = self._core.relocations
+        if job.within:
+            nodes = set(job.within)
+        elif job.width and not relocations.can_leave(job):
+            nodes = set(job.nodes)
+        else:
+            return None
+        return None if len(nodes) == self._node_count else nodes
+
+    def _memory(self, job: Gang, usable: Sequence[int]) -> Memory | None:
+        """Return the memory that ``job`` needs beside another, if the policy packs and no device has it."""
+        total = self._core.memory_bytes
+        needs = _memory_bytes(job)
+        if not (total and needs and self._core.planning.throughput.packs and job.demand == 1):
+            return None
+        left = {
+            device: total - sum(map(_memory_bytes, self._core.occupants[device].values()))
+            for device in usable
+        }
+        best = max(left, key=lambda device: left[device], default=None)
+        if best is None or left[best] >= needs:
+            return None
+        return Memory(needs, str(self._core.devices[best]), max(0, left[best]))
+
+    def _queued_before(self, job: Gang) -> int:
+        level = self._core.planning.level(job)
+        return 0 if level is None else sum(n for other, n in self._levels.items() if other < level)
+
+    @cached_property
+    def _levels(self) -> Counter[int]:
+        """How many jobs wait in each queue of the policy."""
+        planning = self._core.planning
+        waiting = (job for job in self._core.jobs.values() if planning.knows(job) and not job.running)
+        return Counter(level for job in waiting if (level := planning.level(job)) is not None)
+
+    @cached_property
+    def _usable(self) -> list[int]:
+        """The devices of nodes that are not lost."""
+        lost = self._core.relocations.lost_since_s
+        return [device for device in range(len(self._core.devices)) if self._node(device) not in lost]
+
+    @cached_property
+    def _node_count(self) -> int:
+        return len({device.node for device in self._core.devices})
+
+    def _node(self, device: int) -> int:
+        return self._core.relocations.of((device,))[0]
+
+    def _lost(self, nodes: Iterable[int]) -> tuple[Lost, ...]:
+        lost = self._core.relocations.lost_since_s
+        found = sorted(set(nodes) & lost.keys())
+        return tuple(Lost(self._node_name(node), self._now_s - lost[node]) for node in found)
+
+    def _node_name(self, node: int) -> str:
+        return _node_words(self._core.relocations.named((node,))[0])
+
+    def _nodes(self, names: Iterable[str]) -> str:
+        """Return ``names`` of nodes in words. Return nothing if there is only one node."""
+        return "" if self._node_count == 1 else " and ".join(map(_node_words, dict.fromkeys(names)))
+
+    def _names(self, devices: Iterable[int]) -> tuple[str, ...]:
+        return tuple(str(self._core.devices[device]) for device in devices)
+
+
+def _memory_bytes(job: Gang) -> int:
+    return job.spec.device_memory_bytes or job.peak_bytes
+
+
+def _node_words(name: str) -> str:
+    return f"node {name}" if name else "the scheduler's node"

@@ -1,0 +1,155 @@
+"""What can keep a job from training: the facts that ``why`` makes a sentence of and ``blockers`` reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpuslice.sched_core.jobs.states import JobState
+
+
+class Use(NamedTuple):
+    """A device that is not free.
+
+    Attributes
+    ----------
+    jobs
+        Those that use it; without any, those that it is reserved for.
+    used
+        True if processes of ``jobs`` are on it.
+    """
+
+    device: str
+    jobs: tuple[str, ...]
+    used: bool = True
+
+
+class Lost(NamedTuple):
+    """A node that does not answer (``node b``), and for how long it has not."""
+
+    node: str
+    for_s: float
+
+
+class Quota(NamedTuple):
+    """A tenant's quota: its devices, how many the jobs ``inside`` count for, and who is next outside."""
+
+    tenant: str
+    limit: int
+    used: int
+    inside: tuple[str, ...]
+    first: str
+
+
+class Refusal(NamedTuple):
+    """What a rank said when it refused, and in how many seconds it is told again."""
+
+    error: str
+    again_s: float
+
+
+class Blocked(NamedTuple):
+    """A device that the job is to have, who is still on it, and why that one is."""
+
+    device: str
+    job: str
+    why: str
+
+
+class Memory(NamedTuple):
+    """Bytes that the job needs on a device, and the device with most left beside the jobs there."""
+
+    needs_bytes: int
+    device: str
+    left_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of a job and its surroundings that can keep it from training.
+
+    Attributes
+    ----------
+    for_s
+        Seconds since what it does now began: its state, its launch, its set-up.
+    trains
+        True if it makes progress now.
+    demand
+        The least number of devices that it can train on.
+    launched, exists
+        True if its command was started, in this attempt; True if a process of it exists.
+    absent, ranks
+        Its ranks that have not come yet, and how many there are.
+    ending
+        True if no rank of it is left that trains or waits to train.
+    idle
+        True if its processes have ended and its command goes on.
+    on, state_from
+        The nodes of its processes, and those that its state is brought from, in words; empty if there is only
+        one node, or nothing to be brought.
+    stranded
+        True if its state cannot be brought now.
+    lost_processes, lost
+        Nodes that do not answer: those of its processes, and all.
+    bound_to
+        Devices that alone can have its state, as far as others have them.
+    within
+        Nodes that it must be on, if not all devices will do.
+    lease, wanted
+        Devices that it has; those that the plan has for it.
+    size
+        How many devices can be had now, by anybody.
+    queued_before
+        Jobs in more urgent queues of the policy.
+    """
+
+    id: str
+    state: JobState
+    policy: str = ""
+    demand: int = 1
+    ranks: int = 1
+    for_s: float = 0.0
+    trains: bool = False
+    held: bool = False
+    launched: bool = True
+    exists: bool = True
+    # processes
+    retry_s: float = 0.0
+    reason: str = ""
+    absent: tuple[int, ...] = ()
+    started_before: tuple[str, ...] = ()
+    ending: bool = False
+    idle: bool = False
+    relocating: bool = False
+    on: str = ""
+    state_from: str = ""
+    stranded: bool = False
+    lost_processes: tuple[Lost, ...] = ()
+    # on devices
+    lease: tuple[str, ...] = ()
+    finishing: bool = False
+    stuck: str = ""
+    unleased: str = ""
+    late: int = 0
+    suspend_refused: Refusal | None = None
+    resume_refused: Refusal | None = None
+    # without
+    quota: Quota | None = None
+    tenant: str = ""
+    over_share: bool = False
+    trial_waits: bool = False
+    tried: tuple[Use, ...] = ()
+    lent_to: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
+    blocked: Blocked | None = None
+    policy_error: str = ""
+    policy_again_s: float | None = None
+    computes: bool = False
+    lost: tuple[Lost, ...] = ()
+    bound_to: tuple[Use, ...] = ()
+    within: tuple[str, ...] = ()
+    size: int = 0
+    free: tuple[str, ...] = ()
+    taken: tuple[Use, ...] = ()
+    queued_before: int = 0
+    memory: Memory | None = None
