@@ -122,8 +122,10 @@ class Timeline:
         return max((span.end_s for track in self.tracks for span in track.spans), default=0.0)
 
     def chrome_events(self) -> list[dict[str, Any]]:
-        """Complete events (``X``), moments (``i``), flows (``s``, ``f``), and the metadata that names
-        processes (groups) and threads (tracks)."""
+        """Return all events: spans (``X``), marks (``i``), flows (``s``, ``f``), names and orders (``M``).
+
+        A group is a process of the trace, a track a thread.
+        """
         groups = list(dict.fromkeys(track.group for track in self.tracks))
         events: list[dict[str, Any]] = []
         places: dict[int, tuple[int, int]] = {}
@@ -131,14 +133,20 @@ class Timeline:
             events.append(_metadata("process_name", pid, 0, {"name": group}))
             events.append(_metadata("process_sort_index", pid, 0, {"sort_index": pid}))
         for tid, track in enumerate(self.tracks, start=1):
-            pid = groups.index(track.group) + 1
-            events.append(_metadata("thread_name", pid, tid, {"name": track.name}))
-            events.append(_metadata("thread_sort_index", pid, tid, {"sort_index": tid}))
-            events += [_complete(span, pid, tid) for span in track.spans]
-            events += [_instant(mark, pid, tid) for mark in track.marks]
-            places[id(track)] = pid, tid
+            place = places[id(track)] = groups.index(track.group) + 1, tid
+            events.append(_metadata("thread_name", *place, {"name": track.name}))
+            events.append(_metadata("thread_sort_index", *place, {"sort_index": tid}))
+            for span in track.spans:
+                width = {"ph": "X", "dur": _microseconds(span.duration_s)}
+                events.append(_event(span.name, span.kind, place, span.start_s, span.details, **width))
+            for mark in track.marks:
+                events.append(_event(mark.name, "mark", place, mark.at_s, mark.details, ph="i", s="t"))
         for number, flow in enumerate(self.flows, start=1):
-            events += _arrow(flow, number, places[id(flow.source)], places[id(flow.target)])
+            for track, at_s, end in (
+                (flow.source, flow.from_s, {"ph": "s"}),
+                (flow.target, flow.to_s, {"ph": "f", "bp": "e"}),  # the span around it, not the next one
+            ):
+                events.append(_event(flow.name, "flow", places[id(track)], at_s, {}, id=number, **end))
         return events
 
     def write_chrome(self, path: Path) -> None:
@@ -152,45 +160,14 @@ def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, 
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
 
 
-def _instant(mark: Mark, pid: int, tid: int) -> dict[str, Any]:
-    return {
-        "ph": "i",
-        "name": mark.name,
-        "cat": "mark",
-        "pid": pid,
-        "tid": tid,
-        "ts": round(mark.at_s * 1e6, 3),
-        "s": "t",
-        "args": mark.details,
-    }
+def _event(
+    name: str, category: str, place: tuple[int, int], at_s: float, args: dict[str, Any], **more: object
+) -> dict[str, Any]:
+    """Return an event that begins at ``at_s`` on the track at ``place`` (process, thread)."""
+    pid, tid = place
+    begun_us = _microseconds(at_s)
+    return {"name": name, "cat": category, "pid": pid, "tid": tid, "ts": begun_us, "args": args, **more}
 
 
-def _arrow(flow: Flow, number: int, source: tuple[int, int], target: tuple[int, int]) -> list[dict[str, Any]]:
-    """Both ends of a flow; each binds to the span around it (``bp``: not to the next one)."""
-    ends = ((source, flow.from_s, {"ph": "s"}), (target, flow.to_s, {"ph": "f", "bp": "e"}))
-    return [
-        {
-            **kind,
-            "name": flow.name,
-            "cat": "flow",
-            "id": number,
-            "pid": pid,
-            "tid": tid,
-            "ts": round(at_s * 1e6, 3),
-            "args": {},
-        }
-        for (pid, tid), at_s, kind in ends
-    ]
-
-
-def _complete(span: Span, pid: int, tid: int) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": span.name,
-        "cat": span.kind,
-        "pid": pid,
-        "tid": tid,
-        "ts": round(span.start_s * 1e6, 3),
-        "dur": round(span.duration_s * 1e6, 3),
-        "args": span.details,
-    }
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
