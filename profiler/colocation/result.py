@@ -247,7 +247,7 @@ def _set_results(one: _Set) -> tuple[SetResult | None, SetResult | None]:
         verdict = judge([estimate(own) for own in packed.members()], shares, gain, len(packed.rounds))
     return (
         _set_result(one, "packed", packed, gain, verdict) if packed.rounds else None,
-        _set_result(one, "sliced", sliced, gain, verdict) if sliced.rounds else _assumed(one, verdict),
+        _set_result(one, "sliced", sliced, gain, verdict),
     )
 
 
@@ -264,12 +264,15 @@ def _gain(packed: _Measured, sliced: _Measured) -> Estimate | None:
 def _set_result(
     one: _Set, mode: Literal["packed", "sliced"], found: _Measured, gain: Estimate | None, verdict: Verdict
 ) -> SetResult:
-    normalized = [estimate(samples) for samples in found.members()]
-    total = estimate(found.total())
+    if found.rounds:
+        normalized, total = [estimate(samples) for samples in found.members()], estimate(found.total())
+    else:  # time-slicing that costs nothing: each member has its share of the time
+        count = len(one.members)
+        normalized, total, gain = [Estimate(1 / count, None)] * count, Estimate(1.0, None), None
     return SetResult(
         members=tuple(one.names[job] for job in one.members),
         mode=mode,
-        measured=True,
+        measured=bool(found.rounds),
         normalized=tuple(value.mean for value in normalized),
         interval=tuple(value.interval for value in normalized),
         error=tuple(value.error for value in normalized),
@@ -277,26 +280,6 @@ def _set_result(
         total_interval=total.interval,
         gain=None if gain is None else gain.mean,
         gain_interval=None if gain is None else gain.interval,
-        memory_bytes=one.memory_bytes,
-        verdict=verdict.name,
-        more_rounds=verdict.more_rounds,
-    )
-
-
-def _assumed(one: _Set, verdict: Verdict) -> SetResult:
-    """Time-slicing that costs nothing: each member has its share of the time. Assumed, not measured."""
-    count = len(one.members)
-    return SetResult(
-        members=tuple(one.names[job] for job in one.members),
-        mode="sliced",
-        measured=False,
-        normalized=(1 / count,) * count,
-        interval=(None,) * count,
-        error=(None,) * count,
-        total=1.0,
-        total_interval=None,
-        gain=None,
-        gain_interval=None,
         memory_bytes=one.memory_bytes,
         verdict=verdict.name,
         more_rounds=verdict.more_rounds,
