@@ -14,25 +14,16 @@ from .memory import MemoryUse
 from .recorder import Recording
 from .sampler import DeviceUse
 from .skew import Skew
-from .steps import Change, Kind, Phase, StepSeconds, analyse, classify
+from .steps import Kind, StepSeconds, StepTimes, analyse, classify
 
 _MIB = 1 << 20
 _PER_CENT = 100
 
 
-class Profile(msgspec.Struct, frozen=True):
-    """The profile of one rank; docs/json.md has types and units."""
+class Profile(StepTimes, frozen=True, kw_only=True):
+    """The profile of one rank: its step times and more; docs/json.md has types and units."""
 
     rank: int
-    steps: int
-    step_seconds: StepSeconds | None
-    warmup_steps: int
-    clock: str
-    phases: dict[str, Phase]
-    changes: tuple[Change, ...]
-    overhead: float
-    data_share: float | None
-    cpu_cores: float
     memory: MemoryUse | None
     skew: Skew | None
     devices: tuple[DeviceUse, ...]
@@ -42,13 +33,8 @@ def make_profile(recording: Recording, devices: Sequence[DeviceUse] = ()) -> Pro
     """The profile of what was recorded of a rank, and of the devices meanwhile."""
     times = analyse(recording)
     fields = {name: getattr(times, name) for name in times.__struct_fields__}
-    return Profile(
-        rank=recording.rank,
-        memory=recording.memory,
-        skew=recording.skew,
-        devices=tuple(devices),
-        **fields,
-    )
+    rank, memory, skew = recording.rank, recording.memory, recording.skew
+    return Profile(rank=rank, memory=memory, skew=skew, devices=tuple(devices), **fields)
 
 
 def summary(profile: Profile) -> list[tuple[str, str]]:
