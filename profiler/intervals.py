@@ -1,8 +1,7 @@
-"""Confidence intervals of means and medians, of one level everywhere."""
+"""Confidence intervals of medians, of one level everywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import floor
 
 import numpy as np
@@ -12,15 +11,6 @@ from numpy.typing import NDArray
 #: Of every interval that is stated. The live packing estimator (``sched_core``) decides at the same level.
 CONFIDENCE = 0.99
 Interval = tuple[float, float]
-
-
-def mean_interval(values: Sequence[float]) -> Interval | None:
-    """Student's interval of the mean of independent ``values``; ``None`` for a single one."""
-    if len(values) < 2:
-        return None
-    mean, error = float(np.mean(values)), float(scipy.stats.sem(values))
-    half_width = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
-    return mean - half_width, mean + half_width
 
 
 def median_interval(values: NDArray[np.float64]) -> Interval | None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy
 
-from gpuslice.profiler.intervals import CONFIDENCE, correlation_time, mean_interval, median_interval
+from gpuslice.profiler.intervals import CONFIDENCE, correlation_time, median_interval
 from gpuslice.sched_core import interference
 
 RUNS = 1000
@@ -18,17 +18,6 @@ INSIDE = 980
 
 def test_all_intervals_are_of_one_level() -> None:
     assert interference.CONFIDENCE == CONFIDENCE
-
-
-@pytest.mark.parametrize("rounds", [2, 3, 8])
-def test_the_interval_of_a_mean(rounds: int) -> None:
-    random = np.random.default_rng(19)
-    inside = 0
-    for _ in range(RUNS):
-        interval = mean_interval(list(random.normal(0.5, 0.02, rounds)))
-        assert interval is not None
-        inside += interval[0] <= 0.5 <= interval[1]
-    assert inside >= INSIDE
 
 
 def smoothed(share: float) -> Callable[[np.random.Generator, int], np.ndarray]:
@@ -80,7 +69,6 @@ def test_equal_values_have_no_width() -> None:
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_too_few_values_have_no_interval(count: int) -> None:
     assert median_interval(np.arange(float(count))) is None
-    assert mean_interval([1.0]) is None
 
 
 def test_the_correlation_time_of_an_autoregression() -> None:
