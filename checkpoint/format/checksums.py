@@ -78,7 +78,7 @@ class ChecksumRecorder:
 
     def __init__(self, memory: memoryview, placement: Placement, previous: ArenaChecksums | None) -> None:
         self._memory = memory
-        self._placement = placement
+        self._placement, self.padded = placement, placement.padded
         unknown = (None,) * placement.chunk_total
         if previous is None or previous.placement != placement:
             previous = ArenaChecksums(placement, unknown)
@@ -94,10 +94,6 @@ class ChecksumRecorder:
         else:
             value = xxh3_128_intdigest(data)
         return not self.note(offset, len(data), value)
-
-    def padded(self, offset: int) -> int:
-        """Bytes of the chunk that begins there, with its padding."""
-        return self._placement.padded(offset)
 
     def note(self, offset: int, nbytes: int, checksum: int) -> bool:
         """Take a chunk's checksum, and write its padding; whether the last snapshot had the same there."""
@@ -142,7 +138,7 @@ class ChecksumVerifier:
         corrupt: Callable[[int], SnapshotError],
     ) -> None:
         self._memory = memory
-        self._placement = placement
+        self._placement, self.padded = placement, placement.padded
         self._expected = digests
         self._corrupt = corrupt
 
@@ -150,10 +146,6 @@ class ChecksumVerifier:
         # The padding, which belongs to the chunk, is not part of the data.
         self._compare(offset, digest(self._memory[offset : offset + self.padded(offset)]))
         return True
-
-    def padded(self, offset: int) -> int:
-        """Bytes of the chunk that begins there, with its padding."""
-        return self._placement.padded(offset)
 
     def note(self, offset: int, nbytes: int, checksum: int) -> bool:
         """Compare a chunk's checksum; nothing is there already."""
