@@ -51,7 +51,7 @@ def look(*kinds: type) -> list[list[Any]]:
     Objects that the script froze are thawed first, and hidden imports with them.
     """
     gc.collect(1)  # young garbage need not be saved
-    families = [_family(kind) for kind in kinds]
+    families = [family(kind) for kind in kinds]
     types = frozenset({_FreezeProbe}).union(*families)
     found = _of(gc.get_objects(), types)
     if _FreezeProbe not in map(type, found):
@@ -76,6 +76,6 @@ def _of(objects: list[Any], types: Set[type]) -> list[Any]:
     return list(compress(objects, map(types.__contains__, map(type, objects))))
 
 
-def _family(kind: type) -> frozenset[type]:
+def family(kind: type) -> frozenset[type]:
     """A type and everything derived from it."""
-    return frozenset({kind}).union(*map(_family, type.__subclasses__(kind)))
+    return frozenset({kind}).union(*map(family, type.__subclasses__(kind)))

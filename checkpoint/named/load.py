@@ -67,7 +67,6 @@ from .snapshot_tensors import (
     into,
     into_or_new,
     is_plain,
-    own_state,
     same_bits,
 )
 
@@ -288,7 +287,7 @@ class Checker:
         for number, device in node.devices.items():
             check_device(device, path)
             self.devices.setdefault(device, owners[number][0].device)
-        kept = own_state(optimizer)
+        kept = param_groups.own_state(optimizer)
         shared: dict[Any, Load] = {key: self.check(saved, None, path) for key, saved in node.shared.items()}
         states = [
             self._parameter_state(

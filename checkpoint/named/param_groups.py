@@ -1,4 +1,4 @@
-"""Parameter groups that a script adds as it trains: made again in a restarted process."""
+"""An optimizer's parameter groups and state, as a restarted process finds them and makes them again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gpuslice.checkpoint.discover.tensor_parts import strided_parts
 from gpuslice.checkpoint.format.nodes import OptimizerNode
 from gpuslice.errors import RefusedSnapshotError
 
@@ -75,6 +76,32 @@ def arrange(optimizer: torch.optim.Optimizer, groups: Sequence[Sequence[torch.Te
         if index == len(optimizer.param_groups):
             optimizer.param_groups.append({"params": []})
         optimizer.param_groups[index]["params"][:] = group
+
+
+def own_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[Any, Any]]:
+    """By parameter, the state that may be loaded in place: beside its parameter, and nobody else's memory."""
+    states = {
+        parameter: state
+        for parameter, state in optimizer.state.items()
+        if isinstance(parameter, torch.Tensor) and type(state) is dict
+    }
+    tensors = [
+        value for state in states.values() for value in state.values() if isinstance(value, torch.Tensor)
+    ]
+    if any(value.layout is not torch.strided for value in tensors):
+        return {}
+    parts = [part for tensor in tensors for part in strided_parts(tensor)]
+    if len({part.untyped_storage()._cdata for part in parts}) < len(parts):
+        return {}
+    return {
+        parameter: state
+        for parameter, state in states.items()
+        if all(
+            value.device == parameter.device
+            for name, value in state.items()
+            if isinstance(value, torch.Tensor) and name != "step"
+        )
+    }
 
 
 def skip_groups_that_are_there(optimizers: Iterable[torch.optim.Optimizer]) -> Callable[[], None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gpuslice.checkpoint.discover.tensor_parts import SPARSE_PARTS, strided_parts
+from gpuslice.checkpoint.discover.tensor_parts import SPARSE_PARTS
 from gpuslice.checkpoint.format.layout import StorageSpec, TensorSpec
 from gpuslice.checkpoint.format.nodes import QuantizedNode, SparseNode, TensorNode
 from gpuslice.checkpoint.format.reader import SnapshotFile
@@ -346,32 +346,6 @@ def into_or_new(
     if fits(source, node, live) and device in (None, live.device):
         return into(source, node, live)
     return lambda maker: maker.make(node, device)
-
-
-def own_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[Any, Any]]:
-    """By parameter, the state that may be loaded in place: beside its parameter, and nobody else's memory."""
-    states = {
-        parameter: state
-        for parameter, state in optimizer.state.items()
-        if isinstance(parameter, torch.Tensor) and type(state) is dict
-    }
-    tensors = [
-        value for state in states.values() for value in state.values() if isinstance(value, torch.Tensor)
-    ]
-    if any(value.layout is not torch.strided for value in tensors):
-        return {}
-    parts = [part for tensor in tensors for part in strided_parts(tensor)]
-    if len({part.untyped_storage()._cdata for part in parts}) < len(parts):
-        return {}
-    return {
-        parameter: state
-        for parameter, state in states.items()
-        if all(
-            value.device == parameter.device
-            for name, value in state.items()
-            if isinstance(value, torch.Tensor) and name != "step"
-        )
-    }
 
 
 def _check_gradient(

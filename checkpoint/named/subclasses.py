@@ -7,11 +7,12 @@ snapshot says so: the job is suspended all the same, but no other process can go
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from gpuslice.checkpoint.discover import heap
 from gpuslice.checkpoint.format.nodes import (
     AnyTensorNode,
     FlattenedNode,
@@ -236,17 +237,10 @@ def _find(name: str, live: Any, path: str) -> Any:
     """The class of tensors with a name: that of the live tensor, or one that the process has defined."""
     if name_of(type(live)) == name:
         return type(live)
-    found = [kind for kind in _family(torch.Tensor) if name_of(kind) == name]
+    found = [kind for kind in heap.family(torch.Tensor) if name_of(kind) == name]
     if len(found) != 1:
         raise RefusedSnapshotError(
             f"{path} was saved as a {name}, and {'several classes have' if found else 'none has'} that name",
             "define the class before gpuslice.attach, as the script did that wrote the snapshot",
         )
     return found[0]
-
-
-def _family(kind: type) -> Iterator[type]:
-    below: list[type] = type.__subclasses__(kind)
-    for derived in below:
-        yield derived
-        yield from _family(derived)
