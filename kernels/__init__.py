@@ -1,4 +1,4 @@
-"""What touches device memory: the ``Device`` interface and its CPU, CUDA and null implementations.
+"""Access to device memory: the ``Device`` interface and its CPU, CUDA and null implementations.
 
 The names load on first use (PEP 562): routes are chosen and machines examined without importing torch.
 """
@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Any:
 
 
 def open_device(name: DeviceName, *, cpu_slots: int = 0) -> Device:
-    """The device of that name; imports only what that device needs.
+    """Return the device with that name. Only the modules that this device needs are imported.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Compiles the package's own C files with the system's compiler, once per user, into a private cache."""
+"""Compile the package's own C files with the system's compiler, once per user, into a private cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _TIMEOUT_S = 60
 
 
 def find_compiler(environ: Mapping[str, str] | None = None) -> list[str] | None:
-    """The command of a C compiler: ``$CC``, else the first of cc, gcc and clang; ``None`` without one."""
+    """Return the command of a C compiler: ``$CC``, else the first of cc, gcc and clang, or None.
+
+    It is a list of words.
+    """
     environ = os.environ if environ is None else environ
     named = shlex.split(environ.get("CC", ""))
     for words in [named] if named else [["cc"], ["gcc"], ["clang"]]:
@@ -31,7 +34,7 @@ def find_compiler(environ: Mapping[str, str] | None = None) -> list[str] | None:
 
 
 def cache_directory(environ: Mapping[str, str] | None = None) -> Path:
-    """The user's private directory for compiled files, made if it is missing.
+    """Return the user's private directory for compiled files. Create it if it is missing.
 
     Raises
     ------
@@ -46,7 +49,7 @@ def cache_directory(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def shared_library(source: Path, environ: Mapping[str, str] | None = None) -> Path:
-    """The shared library of a C file, compiled unless the cache has it for this source and compiler.
+    """Return the path of a C file's shared library. Compile it if the cache has none.
 
     Raises
     ------
@@ -62,7 +65,7 @@ def shared_library(source: Path, environ: Mapping[str, str] | None = None) -> Pa
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as scratch:
         draft = Path(scratch) / target.name
         _run([*compiler, *_FLAGS, "-o", str(draft), str(source), "-ldl"])
-        # Another process may be doing the same; whoever renames last puts the same bytes there.
+        # Another process may compile the same file; both rename the same bytes to this path.
         draft.replace(target)
     return target
 

@@ -1,4 +1,4 @@
-"""``Device``: everything gpuslice ever asks of a place where tensors live."""
+"""``Device``: everything that gpuslice asks of a place where tensors live."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What happens to one storage, and why if it is not simply freed."""
+    """How one storage is emptied, and why if its memory is not simply freed."""
 
     way: Way
     reason: str = ""
@@ -60,7 +60,7 @@ class Device(ABC):
 
     ``holds`` decides, ``copy_out`` saves, ``free`` and ``discard`` empty; ``reserve`` and ``copy_in``
     bring back. Storages are raw bytes here: shapes, views and dtypes are the business of the tensors
-    over them, which stay valid all the time. Between ``free`` and ``copy_in`` nobody may touch them
+    over them, which stay valid all the time. Between ``free`` and ``copy_in`` no code may touch them
     (``storage_access`` has torch raise then).
 
     Attributes
@@ -77,28 +77,30 @@ class Device(ABC):
 
     @property
     def memory_node(self) -> int | None:
-        """The node of the host's memory next to it; ``None`` if it is not known, or the host itself."""
+        """NUMA node of the host's memory next to the device; None if unknown, or for the host itself."""
         return None
 
     @abstractmethod
     def pin(self) -> None:
-        """Make this process compute here: CPU affinity and thread count, or the current GPU."""
+        """Bind this process to the device: CPU affinity and thread count, or the current GPU."""
 
     def synchronize(self) -> None:  # noqa: B027 - on the host nothing is ever queued
-        """Wait for everything this process has queued on the device, on all streams."""
+        """Wait until everything that this process has queued on the device, on all streams, is done."""
 
     def check_idle(self) -> None:  # noqa: B027 - the host can be interrupted at every boundary
         """Raise ``SuspendRefusedError`` if the device is in a state that cannot be interrupted."""
 
     @abstractmethod
     def owns(self, storage: torch.UntypedStorage) -> bool:
-        """Whether the storage's memory is on this device."""
+        """Return True if the storage's memory is on this device."""
 
     @abstractmethod
-    def memory(self) -> DeviceMemory: ...
+    def memory(self) -> DeviceMemory:
+        """Return how much of the device's memory is in use."""
+        ...
 
     def held(self, gone_bytes: int) -> dict[str, int]:
-        """Bytes of the device that this process keeps while it is parked, by what keeps them.
+        """Return the bytes of the device that this process keeps while it is parked, by what keeps them.
 
         Parameters
         ----------
@@ -111,7 +113,7 @@ class Device(ABC):
     def holds(
         self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], exposed: Set[int] = frozenset()
     ) -> list[Hold]:
-        """Decide for each owned storage how it will be emptied. Touches nothing.
+        """Return how each of these storages will be emptied. Touches nothing.
 
         Parameters
         ----------
@@ -129,7 +131,7 @@ class Device(ABC):
         inspect: Inspector | None = None,
         checksums: Checksums | None = None,
     ) -> Transfer:
-        """Copy storages into ``arena``, each to its offset; returns when all bytes have arrived.
+        """Copy storages into ``arena``, each to its offset, and return when all bytes have arrived.
 
         Storages of the host are accepted on every device. Bytes of the arena between the end of a small
         storage and the next multiple of 256 may be overwritten, no others.
@@ -151,7 +153,7 @@ class Device(ABC):
         inspect: Inspector | None = None,
         checksums: Checksums | None = None,
     ) -> Transfer:
-        """Copy from offsets in ``arena`` into storages; returns when all bytes have arrived.
+        """Copy from offsets in ``arena`` into storages, and return when all bytes have arrived.
 
         Neither direction bumps a tensor's version counter, so pending autograd graphs stay valid.
 
@@ -166,30 +168,33 @@ class Device(ABC):
 
     @abstractmethod
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Empty storages that are held as ``Way.FREED``; those that are empty already stay so."""
+        """Free the memory of storages that are held as ``Way.FREED``. Empty ones stay empty."""
 
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Empty storages that are held as ``Way.DISCARDED``; reading them then gives zeros or old bytes."""
+        """Drop the pages of storages that are held as ``Way.DISCARDED``.
+
+        Reading them then gives zeros or old bytes.
+        """
         if storages:
             raise EnvironmentUnusableError(f"{self.name} cannot drop pages under a tensor")
 
     @abstractmethod
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
-        """Give freed storages their bytes back: all of them, or none and ``DeviceMemoryError``.
+        """Give freed storages their memory back: all of them, or none and raise ``DeviceMemoryError``.
 
-        A storage that already has its size is left alone. Where its pages were dropped, there must be memory
-        for them, too.
+        A storage that already has its size is left alone. If its pages were dropped, there must be memory for
+        them, too.
         """
 
     def allocate(self, sizes: Sequence[int]) -> list[torch.UntypedStorage]:
-        """New storages of these many bytes here: all of them, or none and ``DeviceMemoryError``."""
+        """Return new storages of these sizes: all, or none and raise ``DeviceMemoryError``."""
         storages = [torch.UntypedStorage(0, device=self.torch_device) for _ in sizes]  # type: ignore[no-untyped-call]
         self.reserve(list(zip(storages, sizes, strict=True)))
         return storages
 
     @abstractmethod
     def release_caches(self, *, workspaces: bool = True) -> None:
-        """Hand what the allocator keeps for later back to the system.
+        """Give memory that the allocator caches back to the system.
 
         Parameters
         ----------
@@ -199,22 +204,24 @@ class Device(ABC):
 
     @property
     def registrations(self) -> int:
-        """How many mappings this process has page-locked so far."""
+        """Number of mappings that this process has page-locked so far."""
         return 0
 
     def register(self, arena: memoryview) -> bool:
-        """Page-lock a mapping, once, and make ready what its first copy needs; from any thread.
+        """Page-lock a mapping once, and prepare what its first copy needs. Return True if that worked.
 
-        ``False`` if the system refuses: copies are slower then, and say why (``Transfer.fallbacks``).
+        May be called from any thread. If the system refuses, copies are slower, and say why
+        (``Transfer.fallbacks``).
         """
         return True
 
     def unregister(self, arena: memoryview) -> None:  # noqa: B027 - copies of the host need no locks
-        """Undo ``register``; must come before the mapping goes away."""
+        """Undo ``register``. Must be called before the mapping goes away."""
 
     def rng_state(self) -> torch.Tensor | None:
-        """The device's own default generator, or ``None`` if it has none besides the host's."""
+        """Return the state of the device's own default generator, or None if it has no generator."""
         return None
 
     def set_rng_state(self, state: torch.Tensor) -> None:
+        """Set the state of the device's own default generator."""
         raise EnvironmentUnusableError(f"{self.name} has no generator besides the host's")

@@ -27,17 +27,17 @@ MINIMUM_DRIVER = 570
 MINIMUM_DRIVER_FOR_MOVES = 580
 
 _OUT_OF_MEMORY = 2
-#: What the codes mean here; the driver's own text is too general.
+#: Meanings of the codes for these calls; the driver's own text is too general.
 _EXPLANATIONS: Mapping[int, tuple[type[EnvironmentUnusableError], str]] = {
-    # Of a fork that has the library from its parent and has not begun CUDA some drivers say 1, others 3.
+    # For a forked child that inherited the library and has not begun CUDA, some drivers return 1, others 3.
     1: (NoCudaError, "there is no such process, it is not yours, or it uses no CUDA"),
     3: (NoCudaError, "the driver is not initialized here, or the process uses no CUDA"),
     100: (EnvironmentUnusableError, "there is no GPU"),
     304: (
         EnvironmentUnusableError,
-        "after a restore that lacked memory driver 580 restores that process no more; end it",
+        "a restore has failed for lack of memory, and driver 580 cannot restore the process any more; end it",
     ),
-    600: (SuspendRefusedError, "the process was still busy when the time to lock it was over"),
+    600: (SuspendRefusedError, "the process was still busy when the time limit of the lock was reached"),
     801: (
         SuspendRefusedError,
         "the process uses something that this driver cannot checkpoint (memory shared with other processes, "
@@ -84,7 +84,7 @@ class RestoreArgs(ctypes.Structure):
 
 
 def unavailable(driver_major: int) -> str:
-    """Why a driver of this major version (0: none) cannot do it, or an empty string."""
+    """Return why a driver of this major version (0: none) cannot do it, or an empty string."""
     if driver_major == 0:
         return "there is no NVIDIA driver"
     if driver_major < MINIMUM_DRIVER:
@@ -122,18 +122,18 @@ class Process:
                 f"there is no NVIDIA driver: {error}",
                 f"install driver {MINIMUM_DRIVER} or newer",
             ) from error
-        # A restore needs it; once per process it costs nothing more.
+        # A restore needs this. After the first call it costs nothing.
         self._call("cuInit", ctypes.c_uint(0))
 
     @property
     def state(self) -> ProcessState:
-        """Where the process is between the verbs."""
+        """State of the process, as the driver sees it."""
         state = ctypes.c_int()
         self._call("cuCheckpointProcessGetState", self.pid, ctypes.byref(state))
         return ProcessState(state.value)
 
     def lock(self, timeout_ms: int = 0) -> None:
-        """Block the process's CUDA calls and wait for those under way; 0 waits without end.
+        """Block the process's CUDA calls, and wait for those under way; a timeout of 0 waits without end.
 
         Raises
         ------
@@ -145,11 +145,11 @@ class Process:
         self._call("cuCheckpointProcessLock", self.pid, ctypes.byref(LockArgs(timeout_ms)))
 
     def checkpoint(self) -> None:
-        """Bring device memory to host memory and let the GPUs go."""
+        """Move the process's device memory to host memory, and release its GPUs."""
         self._call("cuCheckpointProcessCheckpoint", self.pid, None)
 
     def restore(self, moves: Mapping[UUID, UUID] | None = None) -> None:
-        """Bring it back, to other GPUs of the same type if ``moves`` names one for every GPU.
+        """Move the memory back, to other GPUs of the same type if ``moves`` names one for every GPU.
 
         Raises
         ------
@@ -167,7 +167,7 @@ class Process:
         self._call("cuCheckpointProcessUnlock", self.pid, None)
 
     def _call(self, name: str, *arguments: object) -> None:
-        """The one place where return codes become errors."""
+        """Call one function of the driver. Raise the matching error if it returns a code other than 0."""
         try:
             function = getattr(self._cuda, name)
         except AttributeError:

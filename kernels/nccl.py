@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 from gpuslice.errors import DeviceMemoryError, SwitchFailedError
 
-#: As ``ncclGetVersion`` says it.
+#: In the form that ``ncclGetVersion`` returns.
 FIRST_VERSION = 22907
 _SUSPEND_MEM = 0x01  # NCCL_SUSPEND_MEM
 _UNHANDLED_CUDA_ERROR = 1
-#: Of ``ncclCommMemStat_t``.
+#: Values of ``ncclCommMemStat_t``.
 _SUSPENDABLE, _PERSISTENT = 0, 2
 
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The library that this process uses; none if it has none, or one without the verbs."""
+    """Return the NCCL library that this process has loaded, or None if it lacks the verbs."""
     try:
         library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     except OSError:
@@ -60,7 +60,10 @@ class Communicator:
         self._address = ctypes.c_void_p(address)
 
     def memory(self) -> CommunicatorMemory | None:
-        """Nothing if this NCCL cannot tell; it cannot suspend, either."""
+        """Return how much device memory NCCL tracks for the communicator.
+
+        Return None if this NCCL cannot tell. Then it cannot suspend, either.
+        """
         if _library() is None:
             return None
         found = []
@@ -72,11 +75,14 @@ class Communicator:
         return CommunicatorMemory(*found)
 
     def suspend(self) -> bool:
-        """Release what can be; false, and nothing has changed, if NCCL refuses (one that is shared)."""
+        """Release the memory that NCCL can release. Return False, with nothing changed, if NCCL refuses.
+
+        It refuses a communicator that shares its memory with another.
+        """
         return self._call("ncclCommSuspend", ctypes.c_int(_SUSPEND_MEM)) == 0
 
     def resume(self) -> None:
-        """Take the memory again.
+        """Take the communicator's memory again.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""A device that moves nothing: a scheduler can be tried out with it."""
+"""A device that moves nothing, to try out a scheduler with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NullDevice(CpuDevice):
         self.name = name
 
     def pin(self) -> None:
-        """Nothing computes here."""
+        """Do nothing: no work runs on this device."""
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory(80 << 30, 0, None, 0)
@@ -38,14 +38,14 @@ class NullDevice(CpuDevice):
         inspect: Inspector | None = None,
         checksums: Checksums | None = None,
     ) -> Transfer:
-        """Nothing moves, so there is nothing to inspect."""
+        """Copy nothing, and return an empty ``Transfer``."""
         return Transfer()
 
     copy_in = copy_out
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
-        """Those that were freed have kept it."""
+        """Take memory for storages that do not have their size. Freed ones have kept theirs."""
         super().reserve([one for one in pairs if one[0].nbytes() != one[1]])
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """They keep their memory."""
+        """Do nothing: storages keep their memory."""

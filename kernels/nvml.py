@@ -21,7 +21,7 @@ _handles: dict[str, object] = {}
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU; what an old driver cannot tell is ``None``.
+    """One GPU; values that an old driver cannot tell are None.
 
     Attributes
     ----------
@@ -66,13 +66,13 @@ class Driver:
 
     @property
     def major(self) -> int:
-        """The first part of the version; 0 without a driver."""
+        """First part of the version; 0 without a driver."""
         head = (self.version or "").split(".")[0]
         return int(head) if head.isdigit() else 0
 
 
 def read_driver() -> Driver:
-    """Ask NVML once. Without a driver the answer says why, and nothing is raised."""
+    """Ask NVML once, and return the driver and its GPUs. Without a driver, ``problem`` says why."""
     if problem := _begin():
         return Driver(problem=f"NVML: {problem}")
     try:
@@ -86,7 +86,7 @@ def read_driver() -> Driver:
 
 
 def own_bytes(uuid: str) -> int | None:
-    """Return the memory of a GPU that this process has, context and libraries included.
+    """Return how much memory of a GPU this process holds, context and libraries included.
 
     Return None if NVML cannot tell.
 
@@ -100,7 +100,10 @@ def own_bytes(uuid: str) -> int | None:
 
 
 def bytes_of_process(pid: int) -> dict[str, int]:
-    """What a process has on each GPU, by UUID, context and libraries included, as far as NVML tells it."""
+    """Return how much memory a process holds on each GPU, by UUID, as far as NVML tells.
+
+    Context and libraries are included.
+    """
     if _begin():
         return {}
     found: dict[str, int] = {}
@@ -178,12 +181,11 @@ def _begin() -> str:
 
 
 def _ask(question: str, *arguments: object) -> Any:
-    """Return the answer of one of NVML's functions, or None where this driver, binding or GPU has none.
+    """Return the answer of one of NVML's functions, or None if this driver, binding or GPU has none.
 
-    Every question to NVML only informs, and no training may fail by one. What comes is not always an
-    ``NVMLError``: a binding older than the question has no such function, one that is newer than the driver
-    raises ``NVMLLibraryMismatchError``, a damaged library ``OSError``, and a name of the driver's may be no
-    text.
+    A failed question must not fail a training, so every exception becomes None. Not all are ``NVMLError``: an
+    old binding lacks the function, a binding newer than the driver raises ``NVMLLibraryMismatchError``, a
+    damaged library ``OSError``, and a name may not be valid text.
     """
     try:
         return getattr(pynvml, question)(*arguments)

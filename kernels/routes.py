@@ -1,4 +1,4 @@
-"""Which ways of emptying a device work here, and which one a job takes (docs/gpus.md). Needs no torch."""
+"""The routes by which a device can be emptied, and the choice of one for a job (docs/gpus.md). No torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .vmm.shim import SOURCE, allocator_conflict
 if TYPE_CHECKING:  # a job that takes the tensor route has no use for NVML
     from .nvml import Driver
 
-#: A name of ``torch/version.py`` and its text; a CUDA of ``None`` is none.
+#: A constant of ``torch/version.py`` and its text; ``cuda = None`` does not match.
 _CONSTANT = re.compile(r"""^(\w+)[^=\n]*= *['"]([^'"]*)['"]$""", re.MULTILINE)
 
 
@@ -33,12 +33,15 @@ class TorchBuild:
 
     @property
     def cuda_major(self) -> int | None:
-        """13 of ``"13.0"``."""
+        """Major version of CUDA, ``13`` of ``"13.0"``; None without CUDA."""
         return int(self.cuda.split(".")[0]) if self.cuda else None
 
 
 def installed_torch() -> TorchBuild | None:
-    """The torch that ``import torch`` would give, or ``None``; importing it takes seconds."""
+    """Return the torch that ``import torch`` would load, or None.
+
+    Nothing is imported, because importing torch takes seconds.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -49,26 +52,27 @@ def installed_torch() -> TorchBuild | None:
 
 
 def read_version_file(path: Path) -> TorchBuild:
-    """Read the constants of a ``torch/version.py`` without running it."""
+    """Read the constants of a ``torch/version.py`` without running it, and return the build."""
     constants = dict(_CONSTANT.findall(path.read_text(encoding="utf-8")))
     return TorchBuild(constants.get("__version__", "unknown"), constants.get("cuda"))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a route can be taken on a device; if not, why, and what to do about it."""
+    """Whether a route can be taken on a device; if not, the reason and a remedy."""
 
     reason: str = ""
     remedy: str = ""
 
     @property
     def available(self) -> bool:
+        """True if the route can be taken."""
         return not self.reason
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What the verdicts rest on.
+    """The facts on which the verdicts rest.
 
     Attributes
     ----------
@@ -86,23 +90,23 @@ class Ground:
 
     @classmethod
     def here(cls, environ: Mapping[str, str] | None = None) -> Ground:
-        """This machine's."""
+        """Return the facts of this machine."""
         from .nvml import read_driver
 
         return cls(installed_torch(), read_driver(), os.environ if environ is None else environ)
 
 
 def verdicts(kind: str, ground: Ground) -> dict[Route, Verdict]:
-    """The verdict on each of the three routes for devices of a kind (``cpu``, ``cuda``, ``null``)."""
+    """Return the verdict on each of the three routes for a kind of device (``cpu``, ``cuda``, ``null``)."""
     judges = {Route.TENSOR: _tensor, Route.VMM: _vmm, Route.DRIVER: _driver}
     return {route: Verdict(*judge(kind, ground)) for route, judge in judges.items()}
 
 
 def choose(wanted: Route, device: DeviceName, ground: Ground | None = None) -> Route:
-    """The route that a job takes: the one that was asked for, or by ``auto`` the best that is proven.
+    """Return the route that a job takes: the one asked for, or ``tensor`` for ``auto``.
 
-    ``auto`` is ``tensor`` on every device: the only route that needs nothing and runs everywhere. A route
-    that the user names is never replaced by another.
+    The tensor route needs nothing and runs on every device. A route that the user names is never replaced by
+    another.
 
     Raises
     ------
@@ -122,7 +126,7 @@ def choose(wanted: Route, device: DeviceName, ground: Ground | None = None) -> R
             f"the route {wanted.value} cannot be taken on {device}: {verdict.reason}", verdict.remedy
         )
     if wanted is Route.VMM:
-        shared_library(SOURCE)  # a shim that does not compile is better known before the job starts
+        shared_library(SOURCE)  # a shim that does not compile must be reported before the job starts
     return wanted
 
 

@@ -1,9 +1,9 @@
-"""Storages without memory that raise where torch would read it, in every thread, instead of crashing.
+"""Make torch raise, in every thread, when code touches a storage without memory, instead of crashing.
 
-torch has a switch for this in each storage (``StorageImpl``, since 2.5; for fake tensors and CUDA graph
-trees): two flags, which everything that asks for the address of the memory looks at anyway. A build without
-CUDA has no function that sets both, so they are written where they are. Where that is, torch's own functions
-for two other flags beside them show, and it is used only if a tensor made for this then behaves as expected.
+torch has two flags for this in each storage (``StorageImpl``, since 2.5; for fake tensors and CUDA graph
+trees). Everything that asks for the memory's address looks at them. A build without CUDA has no function that
+sets both, so they are written in memory. Their place is found with torch's own functions for two other flags
+beside them, and used only if a test tensor then behaves as expected.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import torch
 
 from .host.process_memory import address_space
 
-#: What torch says when it is asked for an address that it must not give.
+#: torch's message when code asks for an address that it must not give.
 REFUSAL = "Cannot access data pointer of Storage"
-#: How far into a storage torch's flags may be, in bytes.
+#: Largest offset of torch's flags in a storage, in bytes.
 _REACH_BYTES = 128
 
 
 class _Flags(NamedTuple):
-    """Where the flags are, in bytes from the start of a storage.
+    """Offsets of the two flags, in bytes from the start of a storage.
 
-    ``checked`` has torch look at the others before it gives the address for writing; ``refused`` forbids it.
+    ``checked`` makes torch look at the others before it gives the address for writing; ``refused`` forbids
+    access.
     """
 
     checked: int
@@ -33,7 +34,7 @@ class _Flags(NamedTuple):
 
 
 def forbid(storages: Iterable[torch.UntypedStorage]) -> None:
-    """Have torch raise ``RuntimeError`` where it is asked for the memory of these, if `supported`."""
+    """Make torch raise ``RuntimeError`` when code touches the memory of these storages, if `supported`."""
     flags, memory = _flags(), address_space()
     if flags is None:
         return
@@ -43,12 +44,12 @@ def forbid(storages: Iterable[torch.UntypedStorage]) -> None:
 
 
 def permit(storages: Iterable[torch.UntypedStorage]) -> None:
-    """Undo `forbid`. Those that are not forbidden stay as they are."""
+    """Undo `forbid`. Storages that are not forbidden stay as they are."""
     flags, memory = _flags(), address_space()
     if flags is None:
         return
     for storage in storages:
-        # The other flag only makes torch look; it may have been set before, and is computed anew by a resize.
+        # The other flag only makes torch check. It may have been set before, and a resize computes it anew.
         memory[storage._cdata + flags.refused] = 0
 
 
@@ -59,7 +60,7 @@ def supported() -> bool:
 
 @functools.cache
 def _flags() -> _Flags | None:
-    """Find the flags in a storage that is made for this, and try them on another one."""
+    """Find the flags in a test storage, try them on another, and return their offsets; None if that fails."""
     probe = torch.ones(1)
     states = [_state(probe)]
     for change in ("_set_throw_on_mutable_data_ptr", "_set_warn_deprecated_on_mutable_data_ptr"):
@@ -95,6 +96,7 @@ def _holds(flags: _Flags) -> bool:
 
 
 def _refuses(touch: Callable[[], object]) -> bool:
+    """Return True if the call raises ``RuntimeError``."""
     try:
         touch()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Copies between a device and an arena: what is asked of one, and what it was made of; needs no torch."""
+"""What is asked of a copy between a device and an arena, and what it reports. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pairs: TypeAlias = "Sequence[tuple[torch.UntypedStorage, int]]"
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """How the bytes of one copy went.
+    """Statistics of one copy.
 
     Attributes
     ----------
@@ -38,6 +38,7 @@ class Transfer:
 
     @property
     def unchanged_bytes(self) -> int:
+        """Bytes that were not copied because they were there already."""
         return self.paths.get("unchanged", 0)
 
     def __add__(self, other: Transfer) -> Transfer:
@@ -56,18 +57,18 @@ Inspector: TypeAlias = Callable[[int, memoryview], bool]
 
 
 class Checksums(Protocol):
-    """The XXH3-128 of an arena's chunks, for a device that computes them where the bytes are.
+    """Receives the XXH3-128 of an arena's chunks from a device that computes them where the bytes are.
 
-    Chunks whose checksums it tells are not inspected.
+    Chunks with such a checksum are not inspected.
     """
 
     def padded(self, offset: int) -> int:
-        """Bytes of the chunk there, with the zeros that follow it."""
+        """Return the length of the chunk at ``offset``, the zeros that follow it included."""
         ...
 
     def note(self, offset: int, nbytes: int, checksum: int) -> bool:
-        """Take the checksum of a chunk, of ``nbytes`` and its zeros; say whether the target has it already.
+        """Take the checksum of a chunk of ``nbytes`` and its zeros. Return True if the target already has it.
 
-        Then it need not be copied. Raises what an inspector would.
+        The chunk need not be copied then. Raises what an inspector would raise.
         """
         ...

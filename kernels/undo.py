@@ -1,4 +1,4 @@
-"""Undoing a step that failed."""
+"""Undo a step that failed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuslice.errors import RollbackError
 
 @contextmanager
 def undone_by(undo: Callable[[], object], step: str) -> Iterator[None]:
-    """If the block fails, ``undo`` what it did.
+    """Run the block, and call ``undo`` if it fails. The block's exception is raised again.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A GPU as a device: copy engines, gather and digest kernels, page-locking, the caching allocator's memory.
+"""A GPU as a device: copy engines, gather and checksum kernels, page-locking, the allocator's memory.
 
 Public face: ``device.CudaDevice``.
 """

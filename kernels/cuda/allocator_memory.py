@@ -1,8 +1,8 @@
-"""Memory of torch's CUDA allocator for storages: all of it or none, and what the allocator says of it.
+"""Memory of torch's CUDA allocator: its statistics, and taking memory for many storages, all or none.
 
-The caching allocator asks CUDA for a segment for each large tensor, and rounds it up to 2 MiB. A state that
-comes back whole would come back so, and might not fit any more. So room is made for many storages at a time:
-a segment is taken and handed back to the allocator, which then divides it among them.
+The caching allocator asks CUDA for one segment per large tensor and rounds it up to 2 MiB. A state that comes
+back storage by storage would be rounded up each time, and might not fit any more. So memory is taken for many
+storages at a time: one large segment is allocated and freed, and the allocator then divides it among them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from gpuslice.errors import DeviceMemoryError
 
 from . import runtime_calls
 
-#: One segment for many storages has about this many bytes.
+#: Approximate size of a segment for many storages.
 SEGMENT_BYTES = 512 << 20
-#: The allocator gives smaller storages a share of segments anyway.
+#: The allocator packs smaller storages into shared segments anyway.
 _LARGE_BYTES = 10 << 20
-#: What it rounds sizes to.
+#: The allocator rounds sizes up to a multiple of this.
 _ROUNDED_BYTES = 512
 
 
 def statistics(ask: Callable[[], Any]) -> Any:
-    """What the allocator says of itself, or ``None``: one that is not torch's own may keep no count."""
+    """Call a statistics function of torch's allocator. Return None if the allocator keeps no count."""
     try:
         return ask()
     except (RuntimeError, NotImplementedError):
@@ -35,7 +35,7 @@ def statistics(ask: Callable[[], Any]) -> Any:
 
 
 def held_by_gpu() -> tuple[int, list[int]] | None:
-    """The current GPU, and the bytes of live tensors on each; ``None`` if this process has not begun CUDA.
+    """Return the current GPU and the bytes of live tensors on each GPU; None before CUDA has begun.
 
     An allocator that keeps no count is taken to hold one byte on the current GPU.
     """
@@ -47,18 +47,18 @@ def held_by_gpu() -> tuple[int, list[int]] | None:
 
 
 def held_elsewhere(index: int) -> dict[int, int]:
-    """Bytes of live tensors on every GPU that holds some, but for one; of any thread's asking."""
+    """Return the bytes of live tensors on each GPU except ``index``, without zeros. Any thread may ask."""
     return {gpu: count for gpu, count in enumerate(_counts()) if count and gpu != index}
 
 
 def _counts() -> list[int | None]:
-    """Bytes of live tensors on each GPU as far as they are counted; none before this process begins CUDA."""
+    """Return the bytes of live tensors on each GPU, None where uncounted; no items before CUDA has begun."""
     gpus = range(torch.cuda.device_count()) if runtime_calls.has_begun() else ()
     return [statistics(functools.partial(torch.cuda.memory_allocated, gpu)) for gpu in gpus]
 
 
 def segments(gpus: Collection[int]) -> list[dict[str, Any]]:
-    """Segments of these GPUs by the native allocator; none by any other."""
+    """Return the native allocator's segments on these GPUs; an empty list for any other allocator."""
     if torch.cuda.get_allocator_backend() != "native":
         return []
     found = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
@@ -66,7 +66,7 @@ def segments(gpus: Collection[int]) -> list[dict[str, Any]]:
 
 
 def graph_pools_bytes(gpus: Collection[int]) -> int:
-    """Of these GPUs' segments, those in pools of their own: of recorded graphs, or of a ``MemPool``."""
+    """Return the bytes of segments in private pools: those of captured graphs, or of a ``MemPool``."""
     shared = (0, 0)
     return sum(
         segment["total_size"]
@@ -76,7 +76,7 @@ def graph_pools_bytes(gpus: Collection[int]) -> int:
 
 
 def in_segments(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Sizes in their order, divided: how many follow each other, and the segment's bytes, or 0 for none."""
+    """Divide sizes, in their order, into segments. Return count and segment bytes (0: no segment) of each."""
     divided: list[list[int]] = []
     for large, group in groupby(sizes, lambda nbytes: nbytes >= _LARGE_BYTES):
         divided.append([])
@@ -97,7 +97,7 @@ def _segment_bytes(sizes: Sequence[int]) -> int:
 
 
 def make_room(nbytes: int, device: torch.device) -> None:
-    """Have the allocator hold a free segment of so many bytes for what is asked for next, if there is one."""
+    """Make the allocator cache one free segment of ``nbytes`` for the next requests, if there is memory."""
     if nbytes and torch.cuda.get_allocator_backend() == "native":
         try:
             torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -106,7 +106,7 @@ def make_room(nbytes: int, device: torch.device) -> None:
 
 
 def fill_up(wanted: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
-    """Give storages of one GPU these sizes in bytes, with room made for many at a time."""
+    """Give storages of one GPU these sizes in bytes. Memory is taken for many at a time."""
     ahead = iter(wanted)
     for count, segment_bytes in in_segments([nbytes for _, nbytes in wanted]):
         make_room(segment_bytes, wanted[0][0].device)
@@ -115,7 +115,7 @@ def fill_up(wanted: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
 
 
 def lack_of_memory(gpu: int, needed_bytes: int) -> DeviceMemoryError:
-    """The error for storages that do not fit."""
+    """Return the error for storages that do not fit."""
     free_bytes, _ = torch.cuda.mem_get_info(gpu)
     return DeviceMemoryError(
         f"cuda:{gpu} has {free_bytes} bytes free, {needed_bytes} are needed to resume",

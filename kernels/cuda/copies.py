@@ -1,9 +1,8 @@
-"""Copies between a GPU's storages and an arena, by whatever moves the bytes: plan, queue, wait, inspect.
+"""Copies between a GPU's storages and an arena: plan, queue, wait, inspect.
 
-Chunks get their checksums from the GPU, before they leave it and after they have arrived there. Where it
-cannot do that, threads inspect them while the copy engine moves other blocks: what has arrived, on the way
-out; what is still to leave, on the way in. Both directions return, whatever happens, only when nothing is
-under way any more.
+The GPU takes the checksums of chunks, before they leave it and after they have arrived there. If it cannot,
+threads inspect chunks while the copy engine moves others: those that have arrived on the way out, those still
+to leave on the way in. Whatever happens, both directions return only when no copy is under way any more.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from .copy_plan import Packed, Piece, Place
 from .engine import CudaEngine, CudaLane
 from .page_locking import LOCKS
 
-#: A block of chunks, or of storages for one launch.
+#: A block of chunks, or the storages of one launch.
 _Step = list[Piece] | Packed
 _ALONE = "small storages are copied one by one"
 _BY_HOST = "checksums are taken by the host"
 
 
 class GpuCopy:
-    """One copy between storages of a GPU and an arena; it keeps count of what was done.
+    """One copy between storages of a GPU and an arena, with its statistics.
 
     Parameters
     ----------
     threads
-        How many inspect.
+        Number of threads that inspect.
     pack_bytes
         Smaller storages are packed.
     """
@@ -69,7 +68,7 @@ class GpuCopy:
         self._fallbacks: list[str] = []
 
     def out(self, inspect: Inspector | None, checksums: Checksums | None = None) -> Transfer:
-        """Copy into the arena; large chunks that are there by their ``checksums`` are left out."""
+        """Copy into the arena. Large chunks that ``checksums`` finds there already are left out."""
         with _synchronized(self._engine.lanes()) as lanes:
             packed, direct = self._plan()
             if checksums is not None:
@@ -81,7 +80,7 @@ class GpuCopy:
                 wait()
                 self._inspect(inspect, step)
 
-            # What has arrived is inspected while the rest is queued: without page-locks that is the copying.
+            # Inspect arrived blocks while others are queued. Without page-locks, queueing itself copies.
             with copy_threads(arrive, self._threads if inspect and self._unseen(steps) else 0) as inspected:
                 for number, step in enumerate(steps):
                     lane = lanes[number % len(lanes)]
@@ -91,7 +90,7 @@ class GpuCopy:
         return self._transfer()
 
     def back(self, inspect: Inspector | None, checksums: Checksums | None = None) -> Transfer:
-        """Copy from the arena; every piece is inspected before it leaves, or summed when it has arrived."""
+        """Copy from the arena. Every piece is inspected before it leaves, or summed after it has arrived."""
         with _synchronized(self._engine.lanes()) as lanes:
             packed, direct = self._plan()
             summed = [] if checksums is None else self._summable(packed, direct)
@@ -102,7 +101,7 @@ class GpuCopy:
             def leave(numbered: tuple[int, _Step]) -> None:
                 number, step = numbered
                 self._inspect(inspect, step)
-                # A lane has one staging buffer: filling and emptying it must not mix with another step's.
+                # A lane has one staging buffer: two steps must not fill and empty it at the same time.
                 with locks[number % len(lanes)]:
                     self._queue(lanes[number % len(lanes)], step, out=False)
 
@@ -113,7 +112,7 @@ class GpuCopy:
         return self._transfer()
 
     def _plan(self) -> tuple[list[Packed], list[Piece]]:
-        """What is packed, and all else in chunks."""
+        """Return the packed small storages, and everything else in chunks."""
         numbers = copy_plan.small(self._places, self._pack_bytes)
         if numbers and (missing := self._engine.kernels_missing()):
             self._fallbacks.append(f"{_ALONE}: {missing}")
@@ -124,9 +123,9 @@ class GpuCopy:
     def _changed(
         self, packed: Sequence[Packed], direct: list[Piece], lane: CudaLane, checksums: Checksums
     ) -> list[Piece]:
-        """The chunks of ``direct`` that the arena does not have yet, found by one launch over all chunks.
+        """Return the chunks of ``direct`` that the arena lacks, found by one launch over all chunks.
 
-        What is packed is copied with its neighbours, changed or not.
+        Packed storages are copied with their neighbours, changed or not.
         """
         summed = self._summable(packed, direct)
         sums = self._sums(summed, lane, checksums) if summed else None
@@ -145,7 +144,7 @@ class GpuCopy:
     def _compare(
         self, summed: list[Piece], lanes: Sequence[CudaLane], inspect: Inspector | None, checksums: Checksums
     ) -> None:
-        """See whether all chunks that the GPU sums have arrived as they were written."""
+        """Check that all chunks which the GPU sums have arrived as they were written."""
         for other in lanes[1:]:
             lanes[0].follow(other)
         sums = self._sums(summed, lanes[0], checksums)
@@ -157,7 +156,7 @@ class GpuCopy:
             checksums.note(piece.offset, piece.nbytes, value)
 
     def _summable(self, packed: Sequence[Packed], direct: Sequence[Piece]) -> list[Piece]:
-        """Chunks at addresses from which the kernel can read; none without kernels."""
+        """Return the chunks that the checksum kernel can read (aligned to 16 bytes); none without kernels."""
         pieces = chain(direct, *(step.pieces for step in packed))
         found = [piece for piece in pieces if self._address(piece) % 16 == 0]
         if found and (missing := self._engine.kernels_missing()):
@@ -166,7 +165,7 @@ class GpuCopy:
         return found
 
     def _sums(self, summed: Sequence[Piece], lane: CudaLane, checksums: Checksums) -> list[int] | None:
-        """By one launch; ``None`` if the GPU has no memory for that."""
+        """Return the checksums of pieces, by one launch; None if the GPU has no memory for that."""
         rows = [(self._address(piece), checksums.padded(piece.offset), piece.nbytes) for piece in summed]
         sums = lane.checksums(rows)
         if sums is None:
@@ -176,13 +175,13 @@ class GpuCopy:
         return sums
 
     def _unseen(self, steps: Sequence[_Step]) -> bool:
-        """Whether an inspector has to look at any piece of these."""
+        """Return True if the inspector has to look at any piece of these steps."""
         return not all(self._summed.issuperset(_pieces(step)) for step in steps)
 
     def _steps(
         self, packed: list[Packed], direct: list[Piece], lanes: Sequence[CudaLane], inspect: Inspector | None
     ) -> list[_Step]:
-        """What is queued, in this order; the step of number n goes to lane n modulo their number."""
+        """Return what is queued, in order. Step number n goes to lane n modulo the number of lanes."""
         steps: list[_Step] = [*packed]
         needed_bytes = max((step.nbytes for step in packed), default=0)
         for lane in lanes[: len(packed)]:
@@ -213,7 +212,7 @@ class GpuCopy:
                     inspect(piece.offset, self._arena[piece.offset : piece.offset + piece.nbytes])
 
     def _queue(self, lane: CudaLane, step: _Step, *, out: bool) -> None:
-        """Have the lane carry a step from the device into the arena, or (not ``out``) back."""
+        """Queue a step on a lane: from the device into the arena, or (not ``out``) back."""
         if isinstance(step, list):
             for piece in copy_plan.copies(step):
                 there = bytes_of_storage(self._storages[piece.storage])
@@ -231,7 +230,7 @@ class GpuCopy:
         self._launches += 1
 
     def _copy(self, lane: CudaLane, there: torch.Tensor, offset: int, nbytes: int, *, out: bool) -> None:
-        """Between the beginning of ``there`` and the arena; no copy may cross two page-locks."""
+        """Queue the copy between the start of ``there`` and the arena, divided at page-lock borders."""
         for at, part_bytes in LOCKS.apart(self._base + offset, nbytes):
             ends = self._bytes[offset + at : offset + at + part_bytes], there[at : at + part_bytes]
             lane.copy(*(ends if out else reversed(ends)))
@@ -250,7 +249,7 @@ def _pieces(step: _Step) -> Sequence[Piece]:
 
 
 def bytes_of_memory(memory: memoryview) -> torch.Tensor:
-    """A mapping as a tensor; by address, because torch warns about read-only ones, which we only read."""
+    """Return a mapping as a tensor. It is made by address, because torch warns about read-only buffers."""
     if not memory.nbytes:
         return torch.empty(0, dtype=torch.uint8)
     array = (ctypes.c_uint8 * memory.nbytes).from_address(view_address(memory))
@@ -263,7 +262,7 @@ def bytes_of_storage(storage: torch.UntypedStorage) -> torch.Tensor:
 
 @contextmanager
 def _synchronized(lanes: Sequence[CudaLane]) -> Iterator[Sequence[CudaLane]]:
-    """Leave only when nothing is under way on any lane, whatever arrives meanwhile; that is raised then."""
+    """Leave the block only when nothing is under way on any lane. Then raise what interrupted the wait."""
     try:
         yield lanes
     finally:

@@ -1,9 +1,9 @@
-"""What a copy between a GPU and an arena does, in which order: planned before anything is queued.
+"""The plan of a copy between a GPU and an arena, made before anything is queued.
 
-Large storages are copied as they are, chunk by chunk, several chunks at a time. For small ones the
-start of a copy takes longer than the copy, so they are packed: a kernel gathers them into a staging
-buffer in the very order in which they lie in the arena, and one copy takes them there. Nothing here
-knows of streams or addresses: these are pure functions of sizes and places.
+Large storages are copied chunk by chunk, several chunks at a time. For small ones, starting a copy takes
+longer than the copy, so they are packed: a kernel gathers them into a staging buffer in the order in which
+they lie in the arena, and one copy moves them. The functions here are pure: they know sizes and places, no
+streams and no addresses.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from gpuslice.kernels.host.copies import CHUNK_BYTES
 #: Smaller storages are packed: on an H100 (benchmarks/gpu_suite/threshold.py) those of 1 MiB then take 0.7 of
 #: the time that they take one by one, those of 2 MiB as long.
 PACK_BYTES = 2 << 20
-#: What one launch packs; more small storages than this take more launches.
+#: Most bytes that one launch packs. More small storages take more launches.
 STAGING_BYTES = 64 << 20
-#: What is queued, waited for and inspected as one: 0.3 ms of a PCIe 5 link, so neither starting it nor
+#: Bytes queued, waited for and inspected together: 0.3 ms of a PCIe 5 link, so neither starting it nor
 #: inspecting the last one shows.
 BLOCK_BYTES = 16 << 20
-#: The same of what nobody has to inspect: the fewer copies, the less between them.
+#: The same for bytes without inspection: fewer copies leave fewer gaps.
 UNSEEN_BLOCK_BYTES = 64 << 20
-#: Where small storages begin in an arena and in torch's own blocks; what lies between the end of one and the
-#: next multiple of this is nobody's.
+#: Alignment of small storages in an arena and in torch's own blocks. Bytes between a storage's end and the
+#: next multiple of this are padding.
 ALIGN_BYTES = 256
 
 
 class Place(NamedTuple):
-    """Of one storage: where it lies in the arena, and how large it is."""
+    """Where one storage lies in the arena, and its size."""
 
     offset: int
     nbytes: int
 
 
 class Piece(NamedTuple):
-    """Bytes of the storage with that number, from ``start`` in it to ``offset`` in the arena."""
+    """Bytes of one storage, from ``start`` in it to ``offset`` in the arena."""
 
     storage: int
     start: int
@@ -54,11 +54,11 @@ class Span(NamedTuple):
 
     @property
     def end(self) -> int:
-        """In the staging buffer."""
+        """End of the span in the staging buffer."""
         return self.staged + self.nbytes
 
     def joined(self, piece: Piece) -> Span | None:
-        """With a piece that follows it; ``None`` if something else may lie between them."""
+        """Return this span extended by the piece that follows; None if other bytes may lie between them."""
         end = self.offset + self.nbytes
         if piece.offset not in (end, _align(end)):
             return None
@@ -82,11 +82,11 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Of the staging buffer."""
+        """Bytes of the staging buffer."""
         return self.spans[-1].end
 
     def staged(self) -> Iterator[tuple[Piece, int]]:
-        """Each piece with its offset in the staging buffer."""
+        """Yield each piece with its offset in the staging buffer."""
         spans = iter(self.spans)
         span = next(spans)
         for piece in self.pieces:
@@ -96,7 +96,7 @@ class Packed:
 
 
 def small(places: Sequence[Place], pack_bytes: int = PACK_BYTES) -> list[int]:
-    """Numbers of the storages that are worth packing; none, if it is only one."""
+    """Return the numbers of the storages to pack; an empty list if there is only one."""
     found = [number for number, place in enumerate(places) if 0 < place.nbytes < pack_bytes]
     return found if len(found) > 1 else []
 
@@ -104,8 +104,8 @@ def small(places: Sequence[Place], pack_bytes: int = PACK_BYTES) -> list[int]:
 def pack(places: Sequence[Place], numbers: Iterable[int], staging_bytes: int | None = None) -> list[Packed]:
     """Divide small storages into launches, each with a staging buffer of at most ``staging_bytes``.
 
-    Neighbours in the arena are neighbours in the buffer, and share a copy. The bytes between them, which
-    are nobody's, are copied along; between others nothing is written.
+    Neighbours in the arena are neighbours in the buffer, and share a copy. Padding bytes between them are
+    copied along; between others nothing is written.
     """
     staging_bytes = staging_bytes or STAGING_BYTES
     found: list[Packed] = []
@@ -131,12 +131,12 @@ def _by_offset(piece: Piece) -> int:
 
 
 def _first_span(piece: Piece, taken_bytes: int) -> Span:
-    """A span that begins with a piece: as far off alignment as the piece is in the arena."""
+    """Return a span that begins with a piece, aligned in the buffer as the piece is in the arena."""
     return Span(piece.offset, _align(taken_bytes) + piece.offset % ALIGN_BYTES, piece.nbytes)
 
 
 def chunks(places: Sequence[Place], numbers: Iterable[int]) -> list[Piece]:
-    """Storages in chunks, as an inspector sees them."""
+    """Return these storages cut into chunks, as an inspector sees them."""
     return [
         Piece(number, start, places[number].offset + start, min(CHUNK_BYTES, places[number].nbytes - start))
         for number in numbers
@@ -145,7 +145,7 @@ def chunks(places: Sequence[Place], numbers: Iterable[int]) -> list[Piece]:
 
 
 def blocks(pieces: Iterable[Piece], block_bytes: int | None = None) -> Iterator[list[Piece]]:
-    """Pieces in portions of so many bytes at most, in their order; a larger piece is its own portion."""
+    """Yield groups of pieces of at most ``block_bytes``, in order. A larger piece is a group of its own."""
     block_bytes = block_bytes or BLOCK_BYTES
     block: list[Piece] = []
     nbytes = 0
@@ -160,7 +160,7 @@ def blocks(pieces: Iterable[Piece], block_bytes: int | None = None) -> Iterator[
 
 
 def copies(block: Iterable[Piece]) -> Iterator[Piece]:
-    """The fewest copies that move a block's pieces: chunks that follow each other are one."""
+    """Yield the fewest copies that move a block's pieces: adjacent chunks of a storage become one copy."""
     before: Piece | None = None
     for piece in block:
         if before is None:

@@ -30,15 +30,16 @@ _OVERLAID = Hold(Way.RESIDENT, "another library knows its address")
 
 
 class CudaDevice(Device):
-    """``cuda:N`` by the tensor route, or ``cuda:0+1``: the GPUs over which one process has divided its model.
+    """``cuda:N`` by the tensor route, or ``cuda:0+1``: the GPUs over which one process divides its model.
 
-    CUDA begins when the script begins it: before that a process may fork, choose an allocator or what is
-    visible, and has no memory to take away. Storages come back at other addresses, so whatever baked
-    addresses in (captured CUDA graphs, pointers handed to other libraries by DLPack) does not survive; live
-    CUDA graphs are refused by name.
+    CUDA begins when the script begins it: until then a process may fork, choose an allocator or set what is
+    visible, and has no memory to take away. Storages come back at other addresses, so stored addresses
+    (captured CUDA graphs, pointers given to other libraries by DLPack) do not survive; live CUDA graphs are
+    refused by name.
 
-    Of several GPUs the first one stands for all where there can be only one, and is where the process
-    computes unless its script says otherwise. All copy at the same time. A state on several does not move.
+    If there are several GPUs, the first one stands for all where only one is possible. The process computes
+    there unless its script says otherwise. All GPUs copy at the same time. A state on several GPUs does not
+    move.
 
     Raises
     ------
@@ -63,7 +64,7 @@ class CudaDevice(Device):
 
     @property
     def memory_node(self) -> int | None:
-        """Of all GPUs if it is the same one. Asked once CUDA is in use: to ask is to begin that."""
+        """NUMA node next to all of the GPUs; None if they differ, or before CUDA has begun."""
         if not runtime_calls.has_begun():
             return None
         nodes = {node_of_gpu(uuid) for uuid in self._uuids()}
@@ -90,9 +91,12 @@ class CudaDevice(Device):
         return storage.device.type == "cuda" and storage.device.index in self._gpus
 
     def memory(self) -> DeviceMemory:
-        """The sums over all GPUs; of an allocator that keeps no count, at most all that is used is ours."""
+        """Return the sums over all GPUs.
+
+        If the allocator keeps no count, all memory in use counts as reserved by this process.
+        """
         if not runtime_calls.has_begun():
-            return DeviceMemory(0, 0, 0, 0)  # of its own it has none, and to ask for the rest is to begin
+            return DeviceMemory(0, 0, 0, 0)  # asking for the rest would begin CUDA
         found = [torch.cuda.mem_get_info(gpu) for gpu in self._gpus]
         total_bytes = sum(total for _, total in found)
         used_bytes = total_bytes - sum(free for free, _ in found)
@@ -102,13 +106,16 @@ class CudaDevice(Device):
         )
 
     def _counted(self, statistic: str) -> int | None:
-        """A function of ``torch.cuda`` for all GPUs; ``None`` of an allocator that keeps no count."""
+        """Return the sum of a statistic of ``torch.cuda`` over all GPUs; None if it is not counted."""
         ask = getattr(torch.cuda, statistic)
         counts = [allocator_memory.statistics(partial(ask, gpu)) for gpu in self._gpus]
         return None if None in counts else sum(counts)
 
     def held(self, gone_bytes: int) -> dict[str, int]:
-        """What is not the allocator's only NVML tells, which may not know this process in a container."""
+        """Return what stays on the GPUs while parked: allocator, graph pools, context and libraries.
+
+        Only NVML knows the last part, and in a container it may not know this process.
+        """
         if not runtime_calls.has_begun():
             return {}
         kept_bytes = max(0, (self._counted("memory_reserved") or 0) - gone_bytes)
@@ -122,11 +129,14 @@ class CudaDevice(Device):
     def holds(
         self, storages: Sequence[torch.UntypedStorage], *, fixed: Set[int], exposed: Set[int] = frozenset()
     ) -> list[Hold]:
-        """``fixed`` is ignored: on a GPU it means autograd or DDP, and both go through the storage."""
+        """Return how each storage is emptied. ``fixed`` is ignored.
+
+        On a GPU, ``fixed`` means autograd or DDP, and both reach memory through the storage.
+        """
         between_processes = {reference.cdata for reference in shared_cache.values()}
         holds = [_hold(storage, between_processes) for storage in storages]
         if all(hold is _FREED for hold in holds):
-            return holds  # of what torch itself allocated, nothing lies over anything else
+            return holds  # memory that torch allocated does not overlap
         return together(holds, [(storage.data_ptr(), storage.nbytes()) for storage in storages])
 
     def copy_out(
@@ -150,7 +160,7 @@ class CudaDevice(Device):
         return by_host + self._by_gpus(pairs, arena, lambda copy: copy.back(inspect, checksums))
 
     def _by_gpus(self, pairs: Pairs, arena: memoryview, carry_out: Callable[[GpuCopy], Transfer]) -> Transfer:
-        """Every GPU's storages by a thread of its own, which waits for it; returns when all are at rest."""
+        """Copy each GPU's storages in a thread of its own. Return when all copies are done."""
         its_pairs: dict[int, list[tuple[torch.UntypedStorage, int]]] = {}
         for pair in pairs:
             if pair[0].device.type == "cuda":
@@ -204,7 +214,10 @@ class CudaDevice(Device):
         return super().allocate(sizes)
 
     def release_caches(self, *, workspaces: bool = True) -> None:
-        """Workspaces are cuBLAS's, which live in the caching allocator per handle and stream."""
+        """Release the allocator's free segments.
+
+        Workspaces are cuBLAS's. They lie in the caching allocator, per handle and stream.
+        """
         if runtime_calls.has_begun():
             if workspaces:
                 torch._C._cuda_clearCublasWorkspaces()
@@ -216,7 +229,7 @@ class CudaDevice(Device):
         return LOCKS.count
 
     def register(self, arena: memoryview) -> bool:
-        """Also loads the kernels: whoever warms an arena up warms up the first copy with it."""
+        """Page-lock the arena and load the kernels, so that a warmed-up arena needs no more set-up."""
         if not runtime_calls.has_begun():
             return False
         for engine in self._engines.values():
@@ -240,7 +253,7 @@ def _on_stream(gpu: int, pointer: int) -> torch.cuda.StreamContext:
 
 
 def _streams_by_address(segments: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """Address of each block that was not allocated on the default stream -> its stream.
+    """Return the stream of each block that was not allocated on the default stream, by address.
 
     The caching allocator reuses a block in the order of the stream it was allocated on. A storage that
     came back on another stream could be reused while kernels of its own stream still run.
@@ -265,7 +278,9 @@ def _hold(storage: torch.UntypedStorage, between_processes: Set[int]) -> Hold:
 
 
 def together(holds: Sequence[Hold], ranges: Sequence[tuple[int, int]]) -> list[Hold]:
-    """Keep what lies over memory that stays: views that went to another library and came back, for instance.
+    """Return the holds, with storages that overlap memory that stays made resident, too.
+
+    Such storages are views that went to another library and came back, for instance.
 
     Parameters
     ----------

@@ -13,12 +13,12 @@ from gpuslice.errors import EnvironmentUnusableError
 from . import runtime_calls
 from .kernels import GpuKernels, Pieces, combine, table
 
-#: A GPU has one copy engine per direction; a second stream hides the gap between one copy and the next.
+#: A GPU has one copy engine per direction. A second stream hides the gap between two copies.
 _LANES = 2
 
 
 class CudaLane:
-    """A stream during one copy: what is queued on it happens in order, and later."""
+    """A stream during one copy. Work that is queued on it happens in order, and later."""
 
     def __init__(self, stream: torch.cuda.Stream, engine: CudaEngine) -> None:
         self._stream = stream
@@ -27,30 +27,31 @@ class CudaLane:
         self._tables: list[torch.Tensor] = []
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Queue a copy between two tensors of bytes."""
         with runtime_calls.outside_captures(), torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
 
     def staging(self, nbytes: int) -> torch.Tensor | None:
-        """Device memory for this lane's use, or ``None`` if too little is free.
+        """Return zeroed device memory for this lane, or None if too little is free.
 
-        Zeroed, so that what is copied along between two storages says nothing about anybody's memory.
+        It is zeroed so that padding that is copied along between two storages reveals nobody's memory.
 
-        It is the calling thread's stream that allocates: what this lane's stream had allocated, the job could
-        not use afterwards. It is dropped when the lane has come to rest.
+        The calling thread's stream allocates it: memory that this lane's stream had allocated would be lost
+        to the job afterwards. It is dropped when the lane is idle.
         """
         try:
             buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._stream.device)
         except torch.OutOfMemoryError:
             return None
-        # Whoever had this memory before may still be at work on it.
+        # Work that used this memory before may still be running.
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             return buffer.zero_()
 
     def checksums(self, pieces: Pieces) -> list[int] | None:
-        """XXH3-128 of pieces of device memory, waited for; ``None`` if too little memory is free for that.
+        """Return the XXH3-128 of pieces of device memory; None if too little memory is free for that.
 
-        ``pieces`` are address, bytes with padding, bytes.
+        ``pieces`` are address, bytes with padding, bytes. Waits for the result.
         """
         try:
             with torch.cuda.stream(self._stream):
@@ -61,12 +62,12 @@ class CudaLane:
             return None
 
     def follow(self, other: CudaLane) -> None:
-        """Have what is queued here from now on wait for what is queued there by now."""
+        """Make all work queued here from now on wait for the work queued on ``other`` so far."""
         self._stream.wait_stream(other._stream)
 
     def record_event(self) -> Callable[[], None]:
-        """A function that returns when all that is queued by now is over."""
-        # Blocking, not spinning: the host's cores are other jobs', too.
+        """Return a function that waits until all work queued so far is done."""
+        # Blocking, not spinning: other jobs need the host's cores, too.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
 
@@ -77,6 +78,7 @@ class CudaLane:
         return wait
 
     def wait(self) -> None:
+        """Wait until all work on the lane is done."""
         self._stream.synchronize()
 
     def launch(self, name: str, pieces: Pieces, target: torch.Tensor) -> None:
@@ -112,7 +114,7 @@ class CudaEngine:
         self._missing: str | None = None
 
     def lanes(self) -> Sequence[CudaLane]:
-        """The lanes of one copy; what they do comes after all that the calling thread has queued so far."""
+        """Return the lanes of one copy. Their work follows what the calling thread has queued so far."""
         with self._lock:
             if not self._streams:
                 self._streams = [runtime_calls.make_stream(self._index) for _ in range(_LANES)]
@@ -122,10 +124,10 @@ class CudaEngine:
         return [CudaLane(stream, self) for stream in self._streams]
 
     def kernels_missing(self) -> str:
-        """Why there are no kernels, or an empty string.
+        """Return why there are no kernels, or an empty string once they are loaded.
 
-        Also compiles them (seconds, once per machine: CuPy keeps them) and loads them: before the first copy,
-        or that takes as long.
+        Compiles them (seconds, once per machine: CuPy keeps them) and loads them. Call it before the first
+        copy, which would otherwise take as long.
         """
         with self._lock:
             if self._missing is None:

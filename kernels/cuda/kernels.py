@@ -1,7 +1,7 @@
 """The GPU kernels of pack.cu and checksum.cu, loaded by CuPy.
 
-CuPy comes with the extras ``cu12`` and ``cu13``; nothing here is needed without a GPU. It compiles and
-launches, and no more: all memory is the caller's, so CuPy's own pool stays empty.
+CuPy comes with the extras ``cu12`` and ``cu13``; without a GPU nothing here is needed. CuPy compiles and
+launches only: all memory is the caller's, so CuPy's own pool stays empty.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ PIECE = np.dtype([("address", np.uint64), ("offset", np.uint64), ("nbytes", np.u
 Pieces = Sequence[tuple[int, int, int]]
 
 _THREADS = 256
-#: What a thread should find to do before there is another block for it: four vectors.
+#: Bytes per thread before another block is launched: four vectors.
 _BYTES_PER_THREAD = 64
 #: Blocks per piece at most, and pieces at a time (the limit of a grid's y).
 _MOST_BLOCKS, _MOST_PIECES = 64, 65_535
-#: Of ``checksum``: threads per piece, and per block, so that few pieces are spread over all of a GPU.
+#: For ``checksum``: threads per piece, and per block. Small blocks spread few pieces over the GPU.
 _SUMMING, _SUMMING_THREADS = 4, 32
 
 
 class GpuKernels:
-    """The kernels, compiled for the current CUDA device; to be used with that device current.
+    """The kernels, compiled for the current CUDA device. Use them with that device current.
 
     Raises
     ------
@@ -61,7 +61,7 @@ class GpuKernels:
             ) from error
 
     def launch(self, name: str, table: int, pieces: Pieces, target: int, stream: int) -> None:
-        """One launch of a kernel of `KERNELS` over pieces of device memory.
+        """Launch one kernel of `KERNELS` over pieces of device memory.
 
         Parameters
         ----------
@@ -89,7 +89,7 @@ class GpuKernels:
 
 
 class _ForeignStream:
-    """A stream as the CUDA stream protocol hands it from library to library."""
+    """A stream in the form in which libraries exchange streams (CUDA stream protocol)."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -99,7 +99,7 @@ class _ForeignStream:
 
 
 def shape_of(name: str, pieces: Pieces) -> tuple[tuple[int, int], int]:
-    """Blocks and threads for one launch: enough for the largest piece, and no more than a grid may have."""
+    """Return grid and threads per block of one launch, for the largest piece and within CUDA's limits."""
     if name == "checksum":
         return (max(1, -(-_SUMMING * len(pieces) // _SUMMING_THREADS)), 1), _SUMMING_THREADS
     widest_bytes = max((nbytes for _, _, nbytes in pieces), default=0)
@@ -108,7 +108,7 @@ def shape_of(name: str, pieces: Pieces) -> tuple[tuple[int, int], int]:
 
 
 def table(pieces: Pieces) -> npt.NDArray[np.int64]:
-    """Pieces as the kernels read them; int64, because torch can hold that.
+    """Return pieces as the kernels read them. The type is int64, because torch can hold that.
 
     Returns
     -------
@@ -118,7 +118,7 @@ def table(pieces: Pieces) -> npt.NDArray[np.int64]:
 
 
 def combine(words: npt.NDArray[np.uint64]) -> list[int]:
-    """XXH3-128 of words that ``checksum`` has made, which alternate between low and high.
+    """Return the XXH3-128 of each piece from the words that ``checksum`` wrote, low and high alternating.
 
     Parameters
     ----------

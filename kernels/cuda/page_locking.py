@@ -1,8 +1,8 @@
-"""Page-locking: arenas that a GPU's copy engines can reach by themselves, each locked once by this process.
+"""Page-locking of arenas, so that a GPU's copy engines reach them directly. Each is locked once per process.
 
 A lock costs about 0.1 s per GiB of pages that are there, several times that if they must be faulted in (0.4
-to 0.6 s per GB on an H100's host). So it is taken when an arena is mapped, in whatever thread warms it up,
-and kept until it is unmapped.
+to 0.6 s per GB on an H100's host). So an arena is locked when it is mapped, in the thread that warms it up,
+and stays locked until it is unmapped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuslice.errors import EnvironmentUnusableError
 
 from . import runtime_calls
 
-#: How much is locked by one call: the driver holds a lock of its own meanwhile, which others wait for.
+#: Bytes that one call locks. The driver holds a lock of its own meanwhile, and others wait for it.
 LOCK_BYTES = 256 << 20
 #: ``cudaErrorHostMemoryAlreadyRegistered``
 ALREADY_REGISTERED = 712
@@ -32,7 +32,7 @@ _PORTABLE = 1
 
 
 class Runtime:
-    """The two calls of the CUDA runtime, for one GPU; both return its error code, and leave none behind."""
+    """The two calls of the CUDA runtime for one GPU. Both return and clear CUDA's error code."""
 
     def __init__(self, gpu: int) -> None:
         self._gpu = gpu
@@ -58,19 +58,19 @@ class Runtime:
 
 
 class PageLocks:
-    """The locks of this process; safe to use from several threads."""
+    """The page-locks of this process. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._held: dict[int, int] = {}
         self._problems: dict[int, str] = {}
-        #: What CUDA would not unlock; of new mappings there, copies would cross the ends of these.
+        #: Parts that CUDA would not unlock. A copy of a new mapping there would cross their ends.
         self._stuck: set[int] = set()
         self._lock = threading.Lock()
-        #: How often pages were locked.
+        #: Number of mappings locked so far.
         self.count = 0
 
     def take(self, runtime: Runtime, address: int, nbytes: int) -> bool:
-        """Lock a mapping unless it is locked already; ``False`` if the system refuses, see `problem`."""
+        """Lock a mapping if it is not locked yet. Return False if the system refuses; `problem` says why."""
         with self._lock:
             if self._held.get(address) == nbytes:
                 return True
@@ -84,7 +84,7 @@ class PageLocks:
             return True
 
     def _lock_parts(self, runtime: Runtime, address: int, nbytes: int) -> int:
-        """Lock all parts of a mapping or none; the code of the first that was refused."""
+        """Lock all parts of a mapping or none. Return 0, or the code of the first refusal."""
         done: list[int] = []
         self._stuck = {
             part for part in self._stuck if runtime.host_unregister(part) not in (0, NOT_REGISTERED)
@@ -92,7 +92,7 @@ class PageLocks:
         for part, part_bytes in _parts(address, nbytes):
             code = runtime.host_register(part, part_bytes)
             if code == ALREADY_REGISTERED and runtime.host_unregister(part) == 0:
-                # A lock of a mapping that was here before, whose pages are not these.
+                # The lock belongs to an earlier mapping at this address, with other pages.
                 code = runtime.host_register(part, part_bytes)
             if code != 0:
                 self._unlock(runtime, done)
@@ -102,7 +102,7 @@ class PageLocks:
         return 0
 
     def release(self, runtime: Runtime, address: int) -> None:
-        """Unlock a mapping, which must come before it goes away; nothing if it is not locked.
+        """Unlock a mapping before it goes away. Does nothing if it is not locked.
 
         Raises
         ------
@@ -116,7 +116,10 @@ class PageLocks:
                 self._unlock(runtime, [part for part, _ in _parts(address, nbytes)])
 
     def _unlock(self, runtime: Runtime, parts: Sequence[int]) -> None:
-        """Unlock all, and say of the first that could not be; those are tried again before a new lock."""
+        """Unlock these parts, and raise for the first that CUDA refuses.
+
+        Refused parts are tried again before a new lock.
+        """
         codes = {part: code for part in parts if (code := runtime.host_unregister(part)) != 0}
         self._stuck |= codes.keys()
         for part, code in codes.items():
@@ -125,7 +128,7 @@ class PageLocks:
             )
 
     def apart(self, address: int, nbytes: int) -> list[tuple[int, int]]:
-        """Where a copy of host memory must be divided, as start and bytes of its parts: between two locks."""
+        """Return the parts, as start and bytes, into which locks divide a copy of host memory."""
         for base, held_bytes in list(self._held.items()):
             if base <= address < base + held_bytes:
                 first = (address - base) // LOCK_BYTES + 1
@@ -135,15 +138,15 @@ class PageLocks:
         return [(0, nbytes)]
 
     def problem(self, address: int, nbytes: int) -> str:
-        """Why these bytes are not locked, or an empty string."""
+        """Return why these bytes are not locked, or an empty string."""
         with self._lock:
             if self._held.get(address, 0) >= nbytes:
                 return ""
-            return self._problems.get(address, "nobody asked for it")
+            return self._problems.get(address, "it was never asked for")
 
 
 def _parts(address: int, nbytes: int) -> list[tuple[int, int]]:
-    """Address and bytes of what is locked by one call each."""
+    """Return address and bytes of each part that one call locks."""
     return [(address + at, min(LOCK_BYTES, nbytes - at)) for at in range(0, nbytes, LOCK_BYTES)]
 
 
@@ -153,5 +156,5 @@ def _explain(code: int, nbytes: int) -> str:
     return f"cudaHostRegister of {nbytes} bytes gave CUDA error {code}{limit}"
 
 
-#: Locks are the process's, whichever of its GPUs asked.
+#: The locks of this process, for all of its GPUs.
 LOCKS = PageLocks()

@@ -1,7 +1,7 @@
-"""Calls of the CUDA runtime that torch uses and does not show: one funnel, by ctypes into the same library.
+"""Calls of the CUDA runtime that torch uses and does not show, by ctypes into the library torch has loaded.
 
-Where the library cannot be found by its name (some builds of torch link it statically), they are missing, and
-callers do with what torch offers.
+If the library is not found by its name (some builds of torch link it statically), the calls are missing, and
+callers use what torch offers.
 """
 
 from __future__ import annotations
@@ -14,27 +14,30 @@ from contextlib import contextmanager
 
 import torch
 
-#: ``cudaStreamNonBlocking``: it does not wait for the default stream, nor that one for it.
+#: ``cudaStreamNonBlocking``: such a stream and the default stream do not wait for each other.
 _NON_BLOCKING = 1
-#: ``cudaStreamCaptureModeRelaxed``: what this thread calls is no matter of captures in other threads.
+#: ``cudaStreamCaptureModeRelaxed``: calls of this thread do not affect captures in other threads.
 _RELAXED = 2
 #: ``CUDA_ERROR_NOT_INITIALIZED``
 _NOT_INITIALIZED = 3
 
 
-#: The GPU on which this process computes from the moment when it begins CUDA, if somebody named one.
+#: The GPU on which this process computes once CUDA begins, if `compute_on` named one.
 _home: list[int] = []
 
 
 def has_begun() -> bool:
-    """Whether the script has begun CUDA in this process. Nobody else should: it cannot be taken back."""
+    """Return True if the script has begun CUDA in this process.
+
+    Only the script should begin it, because that cannot be undone.
+    """
     return torch.cuda.is_initialized()  # type: ignore[no-untyped-call, no-any-return]
 
 
 def count_gpus() -> int | None:
-    """How many GPUs this process sees; ``None`` if only CUDA could tell, which the script has not begun.
+    """Return how many GPUs this process sees; None if only CUDA could tell, and it has not begun.
 
-    Torch's own functions ask CUDA then, after which forks cannot use it any more.
+    Torch's own function would then begin CUDA, and forked children could not use it any more.
     """
     if not torch.version.cuda:
         return 0
@@ -55,16 +58,16 @@ def compute_on(index: int) -> None:
     _home[0] = index
 
 
-#: ``CUDA_VISIBLE_DEVICES`` as it is to be when CUDA begins, if somebody said so.
+#: The value of ``CUDA_VISIBLE_DEVICES`` when CUDA begins, if `show_gpus` set one.
 _shown: list[str] = []
-#: What of torch makes the driver read the variable.
+#: Functions of torch that make the driver read the variable.
 _BEGINNINGS = ("_cuda_init", "_cuda_getDeviceCount")
 
 
 def show_gpus(variable: str, value: str, keep: Callable[[str], bool]) -> None:
-    """Have CUDA begin with this value of its variable, whatever the script sets it to before.
+    """Make CUDA begin with this value of its variable, whatever the script sets before.
 
-    ``keep`` tells a value of the script's that is obeyed all the same.
+    ``keep`` returns True for a value of the script's that is used all the same.
     """
     os.environ[variable] = value
     first = not _shown
@@ -86,7 +89,7 @@ def show_gpus(variable: str, value: str, keep: Callable[[str], bool]) -> None:
 
 
 def driver_has_begun() -> bool:
-    """Whether the driver has read what this process shows it, for torch or anybody else. Begins nothing."""
+    """Return True if the driver has read its environment, for torch or other code. Begins nothing."""
     if has_begun():
         return True
     try:
@@ -98,7 +101,7 @@ def driver_has_begun() -> bool:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The runtime that torch has loaded; asked for by its name, and never loaded anew."""
+    """Return the CUDA runtime that torch has loaded, or None. It is never loaded anew."""
     major = (torch.version.cuda or "").split(".")[0]
     try:
         return ctypes.CDLL(f"libcudart.so.{major}", mode=os.RTLD_NOLOAD | os.RTLD_LAZY) if major else None
@@ -107,7 +110,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def spend_error() -> bool:
-    """Take away the error that a failed call has left in this thread; whether that could be done."""
+    """Clear the error that a failed call has left in this thread. Return True if that was possible."""
     library = _library()
     if library is not None:
         library.cudaGetLastError()
@@ -116,7 +119,7 @@ def spend_error() -> bool:
 
 @contextmanager
 def outside_captures() -> Iterator[None]:
-    """Nothing that this thread calls in the block invalidates a graph that another thread is capturing."""
+    """Keep this thread's calls in the block from invalidating graphs that other threads are capturing."""
     library = _library()
     if library is None:
         yield
@@ -131,7 +134,7 @@ def outside_captures() -> Iterator[None]:
 
 @contextmanager
 def on_gpu(index: int) -> Iterator[None]:
-    """Call for one GPU, from whatever thread: its context, and no captured graph is the worse for it."""
+    """Make a GPU current inside the block, from any thread, without invalidating a graph being captured."""
     with torch.cuda.device(index), outside_captures():
         yield
 
@@ -141,7 +144,10 @@ own_streams: set[int] = set()
 
 
 def make_stream(index: int) -> torch.cuda.Stream:
-    """A stream of its own; torch's constructor would make the whole pool of streams, 128 of them."""
+    """Return a new stream.
+
+    torch's constructor would make its whole pool of 128 streams.
+    """
     library, pointer = _library(), ctypes.c_void_p()
     create = None if library is None else library.cudaStreamCreateWithPriority
     with torch.cuda.device(index):

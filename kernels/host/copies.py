@@ -1,8 +1,7 @@
 """Copies between host storages and an arena: a few threads, chunk by chunk, inspected in the cache.
 
-The threads are started for one copy and are gone when it ends, so nothing of them outlives a fork. The
-calling thread works with them. Whatever happens to it (Ctrl-C, say), it comes back only when no thread
-touches any of the memory any more.
+The threads live for one copy only, so none outlives a fork. The calling thread works with them. Whatever
+interrupts it (Ctrl-C, say), it returns only when no thread touches the memory any more.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from gpuslice.kernels.transfer import Inspector, Pairs, Transfer
 
 from .process_memory import HugePages, address_space, view_address
 
-#: What is inspected and copied at once. It stays in a core's share of the last cache, so the second look
-#: is cheap; and it is far below the size from which glibc's memcpy falls into 4K aliasing.
+#: Bytes inspected and copied at once. They stay in a core's share of the last cache, so the second look
+#: is cheap. The size is far below that at which glibc's memcpy suffers from 4K aliasing.
 CHUNK_BYTES = 4 << 20
-#: More threads do not help: two or three of them saturate a socket's memory.
+#: More threads do not help: two or three saturate a socket's memory.
 _MAX_THREADS = 8
-#: Letting go of the GIL for less than this costs more than holding it.
+#: For fewer bytes, releasing the GIL costs more than holding it.
 _SMALL_BYTES = 64 << 10
 
 _small_memmove = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
@@ -36,7 +35,7 @@ _Work = TypeVar("_Work")
 
 
 def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
-    """Copy host storages into ``arena`` at their offsets."""
+    """Copy host storages into ``arena`` at their offsets, and return the statistics."""
     places = _pieces(pairs)
     base, memory = view_address(arena), address_space()
     declined: list[int] = []
@@ -53,7 +52,10 @@ def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads
 
 
 def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
-    """Copy from ``arena`` into host storages; fresh pages of theirs are faulted in on the way."""
+    """Copy from ``arena`` into host storages, and return the statistics.
+
+    Fresh pages of the storages are faulted in on the way.
+    """
     places = _pieces(pairs)
     pages = HugePages([(address, nbytes) for address, _, nbytes in places])
     base = view_address(arena)
@@ -79,19 +81,19 @@ def _move(target: int, source: int, nbytes: int) -> None:
 
 
 def _pieces(pairs: Pairs) -> list[Piece]:
-    """Address, offset in the arena and bytes of each."""
+    """Return address, offset in the arena and bytes of each storage."""
     return [(storage.data_ptr(), offset, storage.nbytes()) for storage, offset in pairs]
 
 
 def check(places: Iterable[tuple[int, int]], arena_bytes: int) -> None:
-    """Raise ``ValueError`` unless every storage, given its offset and bytes, lies inside the arena."""
+    """Raise ``ValueError`` if a storage, given by offset and bytes, does not lie inside the arena."""
     for offset, nbytes in places:
         if not 0 <= offset <= arena_bytes - nbytes:
             raise ValueError(f"a storage of {nbytes} bytes does not fit at {offset} of {arena_bytes} bytes")
 
 
 def _batches(places: Sequence[Piece], arena_bytes: int) -> Iterator[list[Piece]]:
-    """Large ranges chunk by chunk, small ones together, in about equal portions of work."""
+    """Yield batches of about equal size: large ranges chunk by chunk, small ones together."""
     batch: list[Piece] = []
     room = CHUNK_BYTES
     check(((offset, nbytes) for _, offset, nbytes in places), arena_bytes)
@@ -111,14 +113,14 @@ def _batches(places: Sequence[Piece], arena_bytes: int) -> Iterator[list[Piece]]
 
 
 def run(batches: Iterable[Sequence[_Work]], work: Callable[[_Work], None], threads: int) -> None:
-    """Work through all pieces, by the calling thread and ``threads - 1`` others.
+    """Call ``work`` for all pieces, in the calling thread and ``threads - 1`` others. Wait for all.
 
     Raises
     ------
     BaseException
         The first failure, of whichever thread. Then, too, none of them is at work any more.
     """
-    # Listed first: what the iterator refuses is refused before anything is written.
+    # Listed first: the iterator checks the places, before anything is written.
     todo = list(batches)
 
     def work_through(batch: Sequence[_Work]) -> None:
@@ -132,7 +134,7 @@ def run(batches: Iterable[Sequence[_Work]], work: Callable[[_Work], None], threa
 
 @contextmanager
 def copy_threads(work: Callable[[_Work], None], threads: int) -> Iterator[Callable[[_Work], None]]:
-    """A function that hands a piece to threads, which begin at once; the block ends when all is done.
+    """Yield a function that hands one piece to worker threads. The block ends when all pieces are done.
 
     Raises
     ------
@@ -156,7 +158,7 @@ def copy_threads(work: Callable[[_Work], None], threads: int) -> Iterator[Callab
         for number in range(1, min(threads, _MAX_THREADS))
     ]
     try:
-        with suppress(RuntimeError):  # the system gives no more threads; fewer do the same, later
+        with suppress(RuntimeError):  # the system gives no more threads; fewer do the work, too
             for thread in workers:
                 thread.start()
         yield lambda piece: pieces.put((piece,))
@@ -178,4 +180,4 @@ def copy_threads(work: Callable[[_Work], None], threads: int) -> Iterator[Callab
         try:
             raise failures[0]
         finally:
-            failures.clear()  # or the failure would keep its own frames alive, and what they refer to
+            failures.clear()  # or the exception would keep its frames alive, and what they refer to

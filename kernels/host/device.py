@@ -39,7 +39,7 @@ _MIN_DISCARD_BYTES = 4 * PAGE_BYTES
 
 @functools.cache
 def _host_cores() -> tuple[int, ...]:
-    """The cores this process was given, read before ``pin`` narrows them."""
+    """Return the cores that this process was given. They are read before ``pin`` narrows them."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
@@ -68,7 +68,7 @@ class CpuDevice(Device):
             self.cores = slot_cores(name.index, check_slot(name, slots, len(cores)), cores)
 
     def pin(self) -> None:
-        """Keep every thread of the process on the slot's cores; the whole host is where they are anyway."""
+        """Bind every thread of the process to the slot's cores. For the whole host nothing changes."""
         if self.name.index is None:
             return
         for thread in Path("/proc/self/task").iterdir():
@@ -83,7 +83,10 @@ class CpuDevice(Device):
         return storage.device == _HOST
 
     def memory(self) -> DeviceMemory:
-        """Of the machine, zeros if it does not say; ``reserved`` is the process's anonymous resident set."""
+        """Return the machine's memory, or zeros if it is unknown.
+
+        ``reserved_bytes`` is the anonymous resident memory of this process.
+        """
         try:
             machine = psutil.virtual_memory()
             total_bytes, used_bytes = machine.total, machine.total - machine.available
@@ -108,7 +111,7 @@ class CpuDevice(Device):
         inspect: Inspector | None = None,
         checksums: Checksums | None = None,
     ) -> Transfer:
-        """Its inspector looks at every chunk."""
+        """Copy by threads of this process. The inspector sees every chunk; ``checksums`` is not used."""
         return copies.copy_out(pairs, arena, inspect, len(self.cores))
 
     def copy_in(
@@ -133,7 +136,7 @@ class CpuDevice(Device):
         missing_bytes = sum(nbytes for _, nbytes in missing)
         there = [one for one in pairs if one[0].nbytes() == one[1]]
         needed_bytes = missing_bytes + sum(absent_bytes(one.data_ptr(), nbytes) for one, nbytes in there)
-        # Linux promises memory that is not there, and kills later.
+        # Linux grants more memory than there is, and kills processes later.
         found_bytes = _available_bytes()
         if found_bytes is not None and needed_bytes > found_bytes:
             raise DeviceMemoryError(
@@ -151,7 +154,7 @@ class CpuDevice(Device):
                 for storage, nbytes in missing:
                     storage.resize_(nbytes)
         except RuntimeError as error:
-            # Memory there was; so it is addresses of which the C library could get no more.
+            # There was enough memory, so the process has run out of addresses.
             raise DeviceMemoryError(*no_address_space(missing_bytes)) from error
 
     def release_caches(self, *, workspaces: bool = True) -> None:
@@ -159,7 +162,10 @@ class CpuDevice(Device):
 
 
 def _available_bytes() -> int | None:
-    """Return how much memory new pages may take, or None if the kernel does not say: a job must come back."""
+    """Return how much memory new pages may take, or None if the kernel does not say.
+
+    Without a number the reserve is tried: a job must be able to come back.
+    """
     try:
         return available_bytes()
     except EnvironmentUnusableError:
@@ -167,11 +173,15 @@ def _available_bytes() -> int | None:
 
 
 def _over(storage: torch.UntypedStorage) -> torch.Tensor:
-    """Who asks the storage whether it is page-locked names a device, of which torch warns."""
+    """Return an empty tensor over a storage.
+
+    ``storage.is_pinned()`` itself makes torch warn about the device argument.
+    """
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def _hold(storage: torch.UntypedStorage, fixed: bool, exposed: bool, space: AddressSpace) -> Hold:
+    """Return how a storage of the host is emptied."""
     if storage.is_shared():
         return Hold(Way.RESIDENT, "shared memory or a mapped file")
     if torch.cuda.is_initialized() and _over(storage).is_pinned():  # type: ignore[no-untyped-call]

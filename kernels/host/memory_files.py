@@ -1,4 +1,4 @@
-"""Mappings of files in memory, and what a process may map."""
+"""Map files into memory, and report the limits of a process on mappings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 def map_file(descriptor: int, nbytes: int, *, writable: bool = False) -> memoryview:
-    """Map the beginning of a file; unmapped with the last view of it.
+    """Map the beginning of a file and return it. It is unmapped with the last view.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def map_file(descriptor: int, nbytes: int, *, writable: bool = False) -> memoryv
     """
     rights = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     with _enough_addresses(nbytes):
-        # The file is put over it and goes with it; `mmap` would keep the descriptor open, and its locks.
+        # The file is mapped over private memory: `mmap.mmap` would keep the descriptor open, and its locks.
         whole = _room(nbytes, rights)
         _put_over(whole, descriptor, rights, 0)
         return whole
@@ -61,7 +61,7 @@ def _enough_addresses(nbytes: int) -> Iterator[None]:
 
 
 def no_address_space(nbytes: int) -> tuple[str, str]:
-    """Message and remedy where the kernel gives a process no further addresses, whatever memory is free."""
+    """Return message and remedy for a process that gets no more addresses, however much memory is free."""
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
     limit = "" if limit_bytes == resource.RLIM_INFINITY else f": its limit is {format_size(limit_bytes)}"
     return f"this process can map no further {format_size(nbytes)}{limit}", _MORE_ADDRESSES
@@ -80,7 +80,7 @@ def _put_over(view: memoryview, descriptor: int, rights: int, position: int) -> 
 
 
 def map_nothing(nbytes: int) -> memoryview:
-    """Memory of this process's own, of which only the pages take room that were written; see `map_over`.
+    """Return private memory of which only written pages take room. `map_over` puts files into it.
 
     Raises
     ------
@@ -92,10 +92,10 @@ def map_nothing(nbytes: int) -> memoryview:
 
 
 def map_over(view: memoryview, descriptor: int, position: int = 0) -> None:
-    """Replace whole pages of a mapping by those of a file, which nobody can write to by this mapping.
+    """Replace whole pages of a mapping by those of a file, read-only.
 
-    What the pages held is gone. Forked children do not inherit these: they would keep a file's memory that
-    was removed.
+    What the pages held is lost. Forked children do not inherit these pages: they would keep the memory of a
+    removed file.
 
     Raises
     ------
@@ -110,14 +110,14 @@ def map_over(view: memoryview, descriptor: int, position: int = 0) -> None:
 
 
 def same_bytes(one: memoryview, other: memoryview) -> bool:
-    """Whether two views hold the same bytes; other threads run meanwhile."""
+    """Return True if two views hold the same bytes. Other threads run meanwhile."""
     if len(one) != len(other):
         return False
     return not len(one) or _libc.memcmp(view_address(one), view_address(other), len(one)) == 0
 
 
 def remove(memory: memoryview) -> None:
-    """Free the pages of a mapped file, which reads as zeros there afterwards.
+    """Free the pages of a mapped file. They read as zeros afterwards.
 
     Raises
     ------

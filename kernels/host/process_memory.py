@@ -20,12 +20,12 @@ PAGE_BYTES = mmap.PAGESIZE
 HUGE_PAGE_BYTES = 2 << 20
 _MADV_DONTNEED = 4
 _MADV_HUGEPAGE = 14
-#: Of Linux 5.14: fault all pages in now.
+#: Since Linux 5.14: fault all pages in now.
 _MADV_POPULATE_WRITE = 23
-#: Of Linux 6.1: make one huge page of the small ones that are there. It needs no privilege, as a mount's
+#: Since Linux 6.1: make one huge page of the small ones that are there. It needs no privilege, as a mount's
 #: option ``huge=`` does, and for files only the setting ``deny`` forbids it.
 _MADV_COLLAPSE = 25
-#: For less memory, hundreds of vectors say, asking and putting together takes longer than its page faults.
+#: For less memory than this, asking and collapsing takes longer than the page faults.
 _WORTH_ASKING_BYTES = 2 * HUGE_PAGE_BYTES
 _STATUS = Path("/proc/self/status")
 _MAPS = Path("/proc/self/maps")
@@ -37,9 +37,9 @@ _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 def resident_anonymous_bytes() -> int:
-    """Return RssAnon of this process: memory that is neither a file's nor shared, so neither the RAM disk's.
+    """Return RssAnon of this process: resident memory that belongs to no file and is not shared.
 
-    Return 0 if the kernel does not say: the number only informs.
+    The RAM disk is therefore not in it. Return 0 if the kernel does not say: the number only informs.
     """
     with suppress(OSError, ValueError, IndexError):
         for line in _STATUS.read_bytes().splitlines():  # the process's name in it may be no text
@@ -49,34 +49,31 @@ def resident_anonymous_bytes() -> int:
 
 
 def view_address(view: memoryview) -> int:
-    """Address of the first byte of a contiguous view."""
+    """Return the address of the first byte of a contiguous view."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
 def advise(address: int, nbytes: int, advice: int) -> int:
-    """``madvise(2)``: 0, or the number of the error."""
+    """Call ``madvise(2)``, and return 0 or the error number."""
     return 0 if _libc.madvise(address, nbytes, advice) == 0 else ctypes.get_errno()
 
 
 @functools.cache
 def address_space() -> memoryview:
-    """All memory as bytes: a slice is the range at that address, for as long as somebody keeps it mapped."""
+    """Return all memory as bytes. A slice is the range at that address, valid as long as it is mapped."""
     return memoryview((ctypes.c_uint8 * (1 << 56)).from_address(0)).cast("B")
 
 
 class HugePages:
-    """Memory that is about to be filled, behind huge pages as far as it fills at least a quarter of one.
+    """Memory that is about to be filled, put on huge pages where it fills at least a quarter of one.
 
-    A page fault then costs the same for 2 MiB as otherwise for 4 KiB, and so does giving the memory back.
-    Neighbours, as the C allocator makes them, share their huge pages; what else there is of such a page is
-    mostly free memory between them. But a block in which the allocator has written its header may have a
-    small page already and would get only such; it has to be put together. Only then: the kernel waits for
-    every processor each time. A kernel without huge pages says no, and nothing changes.
+    One page fault then covers 2 MiB instead of 4 KiB, and giving the memory back is as cheap. Neighbouring
+    blocks of the C allocator share huge pages; the rest of such a page is mostly free memory. A block in
+    which the allocator has written its header may already have a small page, and would get only small ones.
+    Its pages are collapsed into a huge one. Only then, because the kernel waits for every processor each
+    time. A kernel without huge pages refuses, and nothing changes.
 
-    Parameters
-    ----------
-    ranges
-        Address and bytes of each; all of it is overwritten soon.
+    ``ranges`` are address and bytes of memory that will be overwritten completely.
     """
 
     def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -93,7 +90,7 @@ class HugePages:
             advise(first * HUGE_PAGE_BYTES, count * HUGE_PAGE_BYTES, _MADV_HUGEPAGE)
 
     def collapse(self, address: int, nbytes: int) -> None:
-        """Before a range is written: put the blocks that it lies in together, by whichever thread."""
+        """Collapse small pages of a range into huge ones. Call before writing it, from any thread."""
         for block in self._blocks.intersection(_blocks(address, nbytes)):
             self._blocks.discard(block)
             if 0 < _absent_pages(block * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES) < HUGE_PAGE_BYTES // PAGE_BYTES:
@@ -101,24 +98,24 @@ class HugePages:
 
 
 def _blocks(address: int, nbytes: int) -> range:
-    """The numbers of the huge pages that a range lies in."""
+    """Return the numbers of the huge pages that a range touches."""
     return range(address // HUGE_PAGE_BYTES, (address + nbytes - 1) // HUGE_PAGE_BYTES + 1)
 
 
 def _absent_pages(address: int, nbytes: int) -> int:
-    """How many pages of whole ones of a mapping have no memory yet; 0 if it is not mapped."""
+    """Return how many pages of a page-aligned range have no memory yet; 0 if it is not mapped."""
     present = (ctypes.c_ubyte * (nbytes // PAGE_BYTES))()
     return bytes(present).count(0) if _libc.mincore(address, nbytes, present) == 0 else 0
 
 
 def trim() -> None:
-    """Have glibc return freed pages to the kernel, also those below a heap's top; musl keeps them."""
+    """Make glibc return freed pages to the kernel, also those below a heap's top. musl keeps them."""
     if hasattr(_libc, "malloc_trim"):
         _libc.malloc_trim(0)
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """The first of each run of consecutive numbers, and how many they are."""
+    """Yield first number and length of each run of consecutive numbers."""
     for _, run in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
         numbers = [block for _, block in run]
         yield numbers[0], len(numbers)
@@ -126,16 +123,16 @@ def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 @functools.cache
 def _huge_pages_are_allowed() -> bool:
-    """Whether the machine lets a process ask for them; putting them together would not ask again."""
+    """Return True if the machine lets a process ask for huge pages. Collapsing would not check that."""
     with suppress(OSError, ValueError):
         return "[never]" not in _HUGE_PAGES.read_text(encoding="ascii")
     return False
 
 
 def populate(address: int, nbytes: int) -> None:
-    """Fault in the pages of a mapping to be written, so that whoever uses them first need not.
+    """Fault in the pages of a mapping that will be written, so that the first use need not.
 
-    Other threads run meanwhile. A kernel that cannot do it leaves it to the first use.
+    Other threads run meanwhile. A kernel that lacks this leaves it to the first use.
 
     Raises
     ------
@@ -148,7 +145,7 @@ def populate(address: int, nbytes: int) -> None:
 
 
 def overlapping(ranges: Sequence[tuple[int, int]]) -> list[int]:
-    """For each range ``(address, nbytes)`` where it begins, or the first of those that it overlaps with."""
+    """Return for each range ``(address, nbytes)`` the start of its group of overlapping ranges."""
     starts, start, reach = [0] * len(ranges), 0, -1
     for index in sorted(range(len(ranges)), key=ranges.__getitem__):
         address, nbytes = ranges[index]
@@ -160,19 +157,19 @@ def overlapping(ranges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def whole_pages(address: int, nbytes: int) -> tuple[int, int]:
-    """The whole pages inside a range, as ``(address, nbytes)``; ``nbytes`` may be 0."""
+    """Return the whole pages inside a range as ``(address, nbytes)``; ``nbytes`` may be 0."""
     first = -(-address // PAGE_BYTES) * PAGE_BYTES
     last = (address + nbytes) // PAGE_BYTES * PAGE_BYTES
     return first, max(0, last - first)
 
 
 def absent_bytes(address: int, nbytes: int) -> int:
-    """How much memory the whole pages inside a range of a mapping have yet to get."""
+    """Return how much memory the whole pages inside a range of a mapping still lack."""
     return _absent_pages(*whole_pages(address, nbytes)) * PAGE_BYTES
 
 
 def drop_pages(address: int, nbytes: int) -> None:
-    """Give the whole pages inside a range back to the kernel; they read as zeros afterwards.
+    """Give the whole pages inside a range back to the kernel. They read as zeros afterwards.
 
     Raises
     ------
@@ -185,14 +182,15 @@ def drop_pages(address: int, nbytes: int) -> None:
 
 
 class AddressSpace:
-    """``/proc/self/maps`` at the first question: which ranges are private, anonymous and writable.
+    """The private, anonymous and writable ranges of this process, from ``/proc/self/maps``.
 
-    None, if the file cannot be read: then no page of unknown origin is dropped.
+    The file is read at the first question. If it cannot be read, there are no such ranges, so no page of
+    unknown origin is dropped.
     """
 
     @functools.cached_property
     def _private_anonymous(self) -> list[tuple[int, int]]:
-        """Start and end of each such range, as large as can be."""
+        """Start and end of each such range, adjacent ones joined."""
         found: list[tuple[int, int]] = []
         try:
             lines = _MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -209,6 +207,9 @@ class AddressSpace:
         return found
 
     def is_private_anonymous(self, address: int, nbytes: int) -> bool:
-        """Whether all of a range is private, anonymous and writable: dropping its pages is ours alone."""
+        """Return True if all of a range is private, anonymous and writable.
+
+        Dropping its pages then affects nobody else.
+        """
         index = bisect.bisect_right(self._private_anonymous, (address, sys.maxsize)) - 1
         return index >= 0 and address + nbytes <= self._private_anonymous[index][1]

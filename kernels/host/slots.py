@@ -1,4 +1,4 @@
-"""The slots of the host, ``cpu:0`` and so on. Needs no torch: command lines are checked with it."""
+"""The slots of the host, ``cpu:0`` and so on. Needs no torch: command lines are checked with this module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuslice.types import DeviceName
 
 
 def check_slot(name: DeviceName, slots: int, cores: int | None = None) -> int:
-    """Into how many slots the host is divided, with ``name`` being one of them if it is ``cpu:N``.
+    """Return into how many slots the host is divided. A ``name`` like ``cpu:N`` must be one of them.
 
     Parameters
     ----------
@@ -35,10 +35,9 @@ def check_slot(name: DeviceName, slots: int, cores: int | None = None) -> int:
 
 
 def slot_cores(index: int, slots: int, cores: Sequence[int]) -> frozenset[int]:
-    """Which of ``cores`` are those of slot ``index`` of ``slots``.
+    """Return the cores of slot ``index``, out of ``slots`` slots of equal size.
 
-    All slots have the same number of cores. More slots than cores share cores: that is what a user asks for
-    who wants to try things out.
+    If there are more slots than cores, slots share cores: users ask for that to try things out.
     """
     width = max(1, len(cores) // slots)
     first = index * width % len(cores)

@@ -44,7 +44,7 @@ class Block:
     nbytes
         As asked for.
     mapped
-        Whether physical memory is behind it now.
+        True if physical memory is behind it now.
     """
 
     address: int
@@ -53,12 +53,12 @@ class Block:
     mapped: bool
 
     def holds(self, address: int) -> bool:
-        """Whether a device address is in this block."""
+        """Return True if a device address is in this block."""
         return self.address <= address < self.address + self.nbytes
 
 
 def allocator_conflict(environ: Mapping[str, str]) -> str:
-    """The setting of torch's allocator that keeps it from calling ``cudaMalloc``, or an empty string."""
+    """Return the setting that keeps torch's allocator from calling ``cudaMalloc``, or an empty string."""
     for name in ALLOCATOR_VARIABLES:
         for option in environ.get(name, "").replace(" ", "").split(","):
             key, _, value = option.partition(":")
@@ -70,7 +70,7 @@ def allocator_conflict(environ: Mapping[str, str]) -> str:
 
 
 def preload() -> Vmm:
-    """Put the shim before the CUDA runtime, for this process; compiles it if this user never did.
+    """Load the shim before the CUDA runtime, and return it. Compile it if this user never did.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def preload() -> Vmm:
     global _loaded
     if _loaded is not None:
         return _loaded
-    # Not "torch", which is there already while the import that we precede begins.
+    # Not "torch": that name is there as soon as the import begins, before the CUDA runtime is loaded.
     if "torch._C" in sys.modules:
         raise EnvironmentUnusableError(
             "the route vmm needs its shim before torch, which is imported already",
@@ -96,7 +96,7 @@ def preload() -> Vmm:
 
 
 def loaded() -> Vmm:
-    """The shim that `preload` put into this process.
+    """Return the shim that `preload` put into this process.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def loaded() -> Vmm:
 
 
 class Vmm:
-    """The loaded shim: blocks of device memory, and taking their memory away and back.
+    """The loaded shim: lists blocks of device memory, releases their memory and takes it back.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class Vmm:
         self._shim = shim
 
     def blocks(self, device: int) -> list[Block]:
-        """All blocks of a device, in the order of their addresses."""
+        """Return all blocks of a device, sorted by address."""
         room = 0
         while True:
             infos = (_BlockInfo * room)()
@@ -148,15 +148,15 @@ class Vmm:
         return sorted(found, key=lambda block: block.address)
 
     def release(self, device: int) -> None:
-        """Give the memory of all blocks back; addresses stay reserved."""
+        """Release the memory of all blocks of a device. Their addresses stay reserved."""
         self._check(self._shim.gpuslice_vmm_release(device))
 
     def reserve(self, device: int) -> None:
-        """Map new memory behind all blocks: behind all, or behind none and ``DeviceMemoryError``."""
+        """Map new memory behind all blocks of a device, or behind none and raise ``DeviceMemoryError``."""
         self._check(self._shim.gpuslice_vmm_reserve(device))
 
     def _check(self, code: int) -> None:
-        """The one place where the shim's return codes become errors."""
+        """Raise the matching error if the shim returned a code other than 0."""
         if code == 0:
             return
         said = self._shim.gpuslice_vmm_message().decode()
@@ -167,5 +167,5 @@ class Vmm:
         raise EnvironmentUnusableError(f"the vmm route failed: {said}", "use --route tensor")
 
 
-#: The dynamic linker keeps what it has bound, so the shim is the process's and not an object's.
+#: One per process: the dynamic linker never unloads the symbols that it has bound.
 _loaded: Vmm | None = None

@@ -133,7 +133,7 @@ def test_after_a_restore_without_room_the_driver_refuses_all_others() -> None:
         with taken_but(16 << 20), pytest.raises(DeviceMemoryError):
             process.restore()
         assert process.state is ProcessState.CHECKPOINTED
-        with pytest.raises(EnvironmentUnusableError, match=r"304: .* restores that process no more"):
+        with pytest.raises(EnvironmentUnusableError, match=r"304: .* cannot restore the process any more"):
             process.restore()
 
 

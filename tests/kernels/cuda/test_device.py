@@ -185,7 +185,7 @@ def test_an_arena_that_is_not_locked_works_and_is_reported(device: CudaDevice) -
     arena = memoryview(bytearray(storage.nbytes()))
     device.synchronize()
     out = device.copy_out([(storage, 0)], arena)
-    assert out.fallbacks == ("the arena is not page-locked: nobody asked for it",)
+    assert out.fallbacks == ("the arena is not page-locked: it was never asked for",)
     assert torch.equal(torch.frombuffer(arena, dtype=torch.int64), torch.arange(MIB))
 
 

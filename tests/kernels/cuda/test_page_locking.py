@@ -40,7 +40,7 @@ def test_a_mapping_is_locked_once_and_unlocked_once() -> None:
     locks.release(runtime, 4096)
     locks.release(runtime, 4096)
     assert runtime.locked == {}
-    assert locks.problem(4096, 8192) == "nobody asked for it"
+    assert locks.problem(4096, 8192) == "it was never asked for"
 
 
 def test_a_refusal_is_explained_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
