@@ -1,1 +1,1 @@
-"""Snapshots: discovery, format, RAM disk, capture, restore."""
+"""Snapshots of a job's state: discovery, format, RAM disk, capture, restore."""

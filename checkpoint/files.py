@@ -1,4 +1,4 @@
-"""Opening files that somebody else may have prepared: no links, regular, ours, written by nobody else."""
+"""Open files that other users may have prepared: no links, only regular files that this user owns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def open_checked(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of ``path``, checked after opening so that nothing can be swapped in between.
+    """Open ``path`` and return its descriptor. The checks come after opening, so no swap can fool them.
 
     Raises
     ------
@@ -58,9 +58,9 @@ def open_checked(path: Path, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-#: What chooses the RAM disk's directory: every command reads the variable, not all have the option.
+#: How to choose the RAM disk's directory: every command reads the variable, not all have the option.
 RAMDISK_DIR_OPTION = "GPUSLICE_RAMDISK_DIR (or `gpuslice run --ramdisk-dir`)"
-#: Where the RAM disk is unless somebody chooses, and where loader workers hand over their batches.
+#: Default place of the RAM disk, and the place where loader workers hand over their batches.
 _SHM = Path("/dev/shm")
 _REMEDY = "give a regular file that you own and that nobody else may write"
 
@@ -76,7 +76,7 @@ def _problem(status: os.stat_result) -> str | None:
 
 
 def store_directory(path: Path) -> None:
-    """Make ``path`` private to this user, or check that it is.
+    """Create ``path`` as a directory private to this user, or check that it is private.
 
     Raises
     ------
@@ -94,15 +94,16 @@ def store_directory(path: Path) -> None:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the operating system says that there is no room."""
+    """Return True if the operating system reports that there is no room."""
     return error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 
 
 @contextmanager
 def writing(directory: Path, option: str, full: Callable[[], RamDiskFullError]) -> Iterator[None]:
-    """Inside the block, turn the operating system's refusal to give room in ``directory`` into ``full()``.
+    """Run the block, and raise ``full()`` if ``directory`` has no room for what it writes.
 
-    ``EnvironmentUnusableError`` if the file system cannot do what is needed; ``option`` chooses another one.
+    ``EnvironmentUnusableError`` for any other ``OSError``; ``option`` is the option that chooses another
+    directory.
     """
     try:
         yield
@@ -119,7 +120,7 @@ def _no_room(path: Path) -> RamDiskFullError:
 
 
 def more_room(directory: Path) -> str:
-    """Return how the file system of a directory gets more room, or how not to need it."""
+    """Return how a directory's file system gets more room, or what to use instead."""
     gc = "`gpuslice ramdisk gc` removes what dead jobs have left"
     if not is_in_shared_memory(directory):
         return f"make room there, or choose another directory: {RAMDISK_DIR_OPTION}; {gc}"
@@ -130,19 +131,19 @@ def more_room(directory: Path) -> str:
 
 
 def is_in_shared_memory(directory: Path) -> bool:
-    """Return True if the directory, or what is left of its path, is on the file system of /dev/shm."""
+    """Return True if the directory, or its nearest existing parent, is on the file system of /dev/shm."""
     there = next((one for one in (directory, *directory.parents) if one.exists()), directory)
     return _SHM.exists() and there.stat().st_dev == _SHM.stat().st_dev
 
 
 def shared_memory_bytes() -> int:
-    """Return how much /dev/shm can hold."""
+    """Return how many bytes /dev/shm can hold."""
     status = os.statvfs(_SHM)
     return status.f_blocks * status.f_frsize
 
 
 def read_at(descriptor: int, length: int, position: int) -> bytes:
-    """Exactly ``length`` bytes at ``position``; ``CorruptSnapshotError`` where the file ends before."""
+    """Return ``length`` bytes from ``position``. Raise ``CorruptSnapshotError`` if the file is shorter."""
     data = bytearray()
     while len(data) < length:
         piece = os.pread(descriptor, length - len(data), position + len(data))
@@ -162,7 +163,10 @@ def write_at(descriptor: int, data: bytes | memoryview, position: int) -> None:
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """A path of a socket by way of a descriptor of its directory: its own one may have 107 bytes only."""
+    """Yield a short path of a socket, through a descriptor of its directory.
+
+    A socket's own path may have 107 bytes only.
+    """
     descriptor = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{path.name}"
@@ -171,9 +175,9 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 def listen(path: Path) -> socket.socket:
-    """A socket that listens at ``path``, in place of one of a former process; forked children close theirs.
+    """Return a socket that listens at ``path``. It replaces the socket of a dead process.
 
-    ``OSError`` if there can be none.
+    Forked children close their copy. ``OSError`` if the socket cannot be made.
     """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
@@ -189,7 +193,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def closed_in_children(owner: _Owner, close: Callable[[_Owner], object]) -> None:
-    """Have every forked child call ``close(owner)`` first of all, as long as ``owner`` lives."""
+    """Make every forked child call ``close(owner)`` before anything else, as long as ``owner`` lives."""
     _inherited[owner] = close
 
 
@@ -205,7 +209,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def flush_directory(directory: Path) -> None:
-    """Have the names in a directory on the medium, if its file system has one."""
+    """Write the names in a directory to the medium, if its file system has one."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,11 +1,11 @@
-"""What stops a process's other threads during a suspend, and what stands in where there are none."""
+"""The gate that stops a process's other threads during a suspend, and one for processes without any."""
 
 from __future__ import annotations
 
 import threading
 from typing import Protocol
 
-#: Threads of gpuslice's own carry names that begin so; they pass every gate.
+#: Names of gpuslice's own threads begin with this. These threads pass every gate.
 OWN_PREFIX = "gpuslice-"
 
 
@@ -14,38 +14,39 @@ class Gate(Protocol):
 
     @property
     def alone(self) -> bool:
-        """Whether no other thread exists that could read the job's memory without calling torch.
+        """True if no other thread could read the job's memory without calling torch.
 
-        NumPy arrays share memory with tensors, and no gate stops a thread that reads one.
+        NumPy arrays share memory with tensors, and no gate stops a thread that reads an array.
         """
         ...
 
     def close(self) -> None:
-        """Stop them; ``SuspendRefusedError`` names one that cannot be stopped, and then none is."""
+        """Stop the other threads. If one cannot be stopped, none is, and ``SuspendRefusedError`` names it."""
         ...
 
     def open(self) -> None:
-        """Let them go on. Does nothing if the gate is open."""
+        """Let the other threads run. Does nothing if the gate is open."""
         ...
 
     def shut(self) -> None:
-        """Never let them go on: the state that they would touch is lost."""
+        """Keep the other threads stopped for ever, because the state that they would touch is lost."""
         ...
 
 
 class NoGate:
-    """For processes in which nobody else runs torch code."""
+    """A gate for processes in which no other thread runs torch code."""
 
     @property
     def alone(self) -> bool:
+        """True if all other threads are gpuslice's own."""
         others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
         return all(thread.name.startswith(OWN_PREFIX) for thread in others)
 
     def close(self) -> None:
-        """There is nobody to stop."""
+        """Do nothing: there are no threads to stop."""
 
     def open(self) -> None:
-        """Nobody was stopped."""
+        """Do nothing: no threads were stopped."""
 
     def shut(self) -> None:
-        """There is nobody to keep away."""
+        """Do nothing: there are no threads to stop."""

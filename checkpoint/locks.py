@@ -1,4 +1,4 @@
-"""Exclusive file locks that end with their process, whatever ends it, and do not live on in its children."""
+"""Exclusive file locks that end with their process, however it ends, and are not kept by its children."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .files import closed_in_children, open_checked
 
 
 class FileLock:
-    """An exclusive ``flock`` on a file, made when missing; taken by `wait` or `attempt`.
+    """An exclusive ``flock`` on a file, which is created if missing; taken by `wait` or `attempt`.
 
-    The kernel drops the lock when the last descriptor of its open file closes. A forked child (a
-    DataLoader's worker, say) inherits the descriptor and would keep the lock after its parent's
-    death, so children close theirs first of all. One that was forked while another thread was about to
-    make the lock does not know of it: so whoever has the lock takes it back before closing the file.
+    The kernel drops the lock when the last descriptor of the open file closes. A forked child (a DataLoader's
+    worker, say) inherits the descriptor and would keep the lock after its parent's death, so children close
+    theirs first. A child that was forked while another thread was making the lock does not know of it. So the
+    owner unlocks before it closes the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,14 +25,14 @@ class FileLock:
 
     @classmethod
     def wait(cls, path: Path) -> Self:
-        """The lock, as soon as nobody else has it."""
+        """Wait until the lock is free, and return it."""
         lock = cls(path)
         fcntl.flock(lock.descriptor, fcntl.LOCK_EX)
         return lock
 
     @classmethod
     def attempt(cls, path: Path) -> Self | None:
-        """The lock, or ``None`` if somebody else has it."""
+        """Return the lock, or None if another process has it."""
         lock = cls(path)
         try:
             fcntl.flock(lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,17 +43,17 @@ class FileLock:
 
     @property
     def held(self) -> bool:
-        """Whether this process holds it; never in a forked child."""
+        """True if this process holds the lock; never in a forked child."""
         return self.descriptor >= 0
 
     def release(self) -> None:
-        """Let go of it; harmless if it was let go before."""
+        """Release the lock. Does nothing if it was released before."""
         if self.descriptor >= 0:
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
             self._close()
 
     def _close(self) -> None:
-        """Close the file; the lock is let go of when nobody else has that open file."""
+        """Close the file. The lock ends when no process has that open file any more."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -1,9 +1,9 @@
-"""What a script is told that touches a tensor of its suspended job: ``TensorParkedError``, with what to do.
+"""Raise ``TensorParkedError`` when a script touches a tensor of its suspended job.
 
-The storages themselves refuse to be touched (``kernels.storage_access``), in every thread and however deep in
-torch, by torch's ``RuntimeError``. While a job is suspended, this module turns it into ours on its way out of
-torch: of torch's functions by a ``TorchFunctionMode`` in the main thread and by the gate's in the others, and
-by wrappers around the few entrances of torch that no mode sees. Otherwise it costs nothing.
+The storages themselves refuse access (``kernels.storage_access``), in every thread and however deep in torch,
+with torch's ``RuntimeError``. While a job is suspended, this module translates that error on its way out of
+torch: by a ``TorchFunctionMode`` in the main thread, by the gate's mode in other threads, and by wrappers
+around the few entrances of torch that no mode sees. At other times it costs nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from gpuslice.errors import TensorParkedError
 from gpuslice.kernels.storage_access import REFUSAL
 
-#: How torch says that a storage has no memory, or less than a tensor over it needs.
+#: torch's messages for a storage without memory, or with less than a tensor over it needs.
 _SIGNS = (REFUSAL, "storage of size 0")
-#: Module and name of what torch, or a thread older than the gate, is called by past every mode.
+#: Functions, by module and name, that reach torch past every mode, or run in threads older than the gate.
 _ENTRANCES = (
     ("concurrent.futures.thread", "_WorkItem.run"),
     ("torch._inductor.output_code", "CompiledFxGraph.__call__"),
@@ -30,19 +30,19 @@ _ENTRANCES = (
     ("torch.serialization", "_legacy_save"),
     ("torch.serialization", "_save"),
 )
-#: What reads memory by its addresses.
+#: The function that reads memory by its addresses.
 _REPLAY = ("torch.cuda.graphs", "CUDAGraph.replay")
 
 
 class ParkedAccess:
-    """Translates what torch raises while a job is suspended."""
+    """Translates torch's errors about missing memory while a job is suspended."""
 
     def __init__(self) -> None:
         self._mode: _TranslatingMode | None = None
         self._restore: list[Callable[[], None]] = []
 
     def begin(self) -> None:
-        """Translate from now on. For the thread that suspends the job."""
+        """Begin to translate. Call it in the thread that suspends the job."""
         if self._mode is not None:
             return
         self._mode = _TranslatingMode(self)
@@ -52,7 +52,7 @@ class ParkedAccess:
         self._wrap(*_REPLAY, lambda _: _refuse)
 
     def end(self) -> None:
-        """Leave torch as it was. For the same thread."""
+        """Stop translating, and leave torch as it was. Call it in the same thread as `begin`."""
         mode, self._mode = self._mode, None
         if mode is not None:
             _take_out(mode)
@@ -89,7 +89,7 @@ class ParkedAccess:
 
 
 class _TranslatingMode(TorchFunctionMode):
-    """Has every function of torch that a thread calls go through a `ParkedAccess`."""
+    """Routes every function of torch that a thread calls through a `ParkedAccess`."""
 
     def __init__(self, access: ParkedAccess) -> None:
         self._access = access
@@ -105,7 +105,7 @@ class _TranslatingMode(TorchFunctionMode):
 
 
 def parked_error() -> TensorParkedError:
-    """Return the error that says that the job is suspended, and what to do."""
+    """Return the error that says that the job is suspended and what to do."""
     return TensorParkedError(
         "a tensor of the suspended job was touched, and its memory is away",
         "call job.resume() first, or copy what is needed meanwhile before job.suspend()",
@@ -122,9 +122,10 @@ def _refuse(*_: object) -> None:
 
 
 def _push(mode: TorchFunctionMode) -> None:
-    """Put a mode below all others of this thread: they may be left before it is, and each takes the top one.
+    """Put a mode below all other modes of this thread.
 
-    Only the mode of ``torch.set_default_device``, which has to be the lowest, stays below.
+    Other modes may be left before this one, and each of them pops the topmost mode. Only the mode of
+    ``torch.set_default_device``, which has to be the lowest, stays below.
     """
     above, default = _pop_all(), getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     if above and above[-1] is default:
@@ -138,7 +139,7 @@ def _take_out(mode: TorchFunctionMode) -> None:
 
 
 def _pop_all() -> list[Any]:
-    """Take all modes of this thread away; returns the topmost first."""
+    """Remove all modes of this thread, and return them, topmost first."""
     return [_C._pop_torch_function_stack() for _ in range(_C._len_torch_function_stack())]
 
 

@@ -1,4 +1,4 @@
-"""Live storages of a process: found from the garbage collector, named for people, followed into graphs.
+"""Find the live storages of a process with the garbage collector, name them, and follow autograd graphs.
 
 Public face: ``storages.sweep``, ``live_instances.live_instances`` and ``name_of``, ``heap.uncollected``.
 """

@@ -1,6 +1,7 @@
-"""What a script holds that belongs to one GPU for ever: streams, and events that were recorded.
+"""Objects of a script that belong to one GPU for ever: streams, and events that were recorded.
 
-Its generators follow it (``runtime.gpu_names``). These cannot: a stream in use takes the process back to it.
+Generators can follow the script to another GPU (``runtime.gpu_names``). Streams and events cannot: a stream
+in use takes the process back to its GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from .live_instances import live_instances, name_of_variable
 
 
 def held_on(device: torch.device) -> str:
-    """Such an object of a GPU by the name that the script has for it, or an empty string."""
+    """Return such an object of a GPU, by the script's name for it, or an empty string."""
     if device.type != "cuda":
         return ""
     streams, events = live_instances(torch.cuda.Stream, torch.cuda.Event)
@@ -32,7 +33,7 @@ def held_on(device: torch.device) -> str:
 
 
 def forget_capture_stream(device: torch.device) -> None:
-    """Let torch make another stream for its next capture, if the one that it keeps belongs to this GPU."""
+    """Make torch create a new stream for its next capture, if its current one is on this GPU."""
     kept = torch.cuda.graph.default_capture_stream
     if kept is not None and kept.device == device:
         torch.cuda.graph.default_capture_stream = None

@@ -1,7 +1,7 @@
-"""Arrays of other libraries over a GPU's memory: whoever has ``__cuda_array_interface__``.
+"""Arrays of other libraries over a GPU's memory: all objects with ``__cuda_array_interface__``.
 
-Such an array (of CuPy, Numba, JAX) keeps the address of what may be a tensor's memory, and nobody would tell
-it of another one.
+Such an array (of CuPy, Numba, JAX) stores the address of memory that may be a tensor's, and would not learn
+of a new address.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 _INTERFACE = "__cuda_array_interface__"
-#: The types that were found, and how many modules and classes there were then.
+#: The types that were found last, and how many modules and classes there were then.
 _known: tuple[tuple[int, int], tuple[type, ...]] = (0, 0), ()
 
 
 def kinds() -> tuple[type, ...]:
-    """The types that define the interface, but for torch's own and those without weak references."""
+    """Return the types that define the interface, without torch's own and those without weak references."""
     global _known
     stand = len(sys.modules), len(object.__subclasses__())
     if _known[0] != stand:
@@ -29,7 +29,7 @@ def kinds() -> tuple[type, ...]:
 
 
 def _defining(kind: type, seen: set[type]) -> Iterator[type]:
-    """The uppermost ones; types derived from them come along with them."""
+    """Yield the topmost types below ``kind`` that define the interface. Subclasses inherit it."""
     below: list[type] = type.__subclasses__(kind)
     for derived in below:
         if derived in seen or derived is torch.Tensor:
@@ -42,19 +42,19 @@ def _defining(kind: type, seen: set[type]) -> Iterator[type]:
 
 
 def ranges(arrays: Iterable[Any]) -> list[tuple[int, int]]:
-    """Address and bytes of the device memory under each array; those without any are left out."""
+    """Return address and bytes of the device memory of each array. Arrays without memory are left out."""
     found = []
     for array in arrays:
         try:
             interface = getattr(array, _INTERFACE)
         except (AttributeError, RuntimeError, TypeError, ValueError):
-            continue  # it is on the host, or was deleted: this is how the libraries say so
+            continue  # the array is on the host, or was deleted: the libraries raise then
         found.append(extent(interface))
     return [(address, nbytes) for address, nbytes in found if address and nbytes]
 
 
 def extent(interface: Mapping[str, Any]) -> tuple[int, int]:
-    """The lowest address of an array and the bytes up to its highest one, strides of either sign regarded."""
+    """Return an array's lowest address, and the bytes up to its highest one. Strides may be negative."""
     (address, _), shape = interface["data"], interface["shape"]
     item_bytes = np.dtype(interface["typestr"]).itemsize
     if 0 in shape:

@@ -1,8 +1,8 @@
-"""The live objects of the process, as the garbage collector shows them.
+"""The live objects of the process, as the garbage collector knows them.
 
-Importing torch leaves some 300,000 objects behind, other libraries as many again, and looking at them would
-be most of a sweep's time. So they are set aside (``gc.freeze``) before the script makes anything; the
-collector and every look at the heap pass them over. Why nothing is missed is said in docs/decisions/sweep.md.
+Importing torch leaves some 300,000 objects behind, and other libraries as many again. Looking at them would
+take most of a sweep's time. So they are set aside (``gc.freeze``) before the script makes anything; the
+collector and every search of the heap then skip them. docs/decisions/sweep.md says why nothing is missed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class _FreezeProbe:
-    """An object that must be seen in every look at the heap; if it is not, the script froze the heap.
+    """An object that every search of the heap must find. If it is not found, the script froze the heap.
 
     ``gc.get_freeze_count()`` would tell, too, but it walks through all frozen objects.
     """
@@ -27,7 +27,7 @@ _probe = _FreezeProbe()
 
 
 def hide_imports() -> None:
-    """Freeze all that is alive: once torch is imported, and as long as the script has made no tensor."""
+    """Freeze all live objects. Call it after torch is imported, before the script makes a tensor."""
     global _probe
     gc.freeze()
     _probe = _FreezeProbe()
@@ -35,7 +35,10 @@ def hide_imports() -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without collections by themselves: whoever looks makes thousands of objects that are no garbage."""
+    """Run the block without automatic garbage collection.
+
+    A search makes thousands of objects that are no garbage.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -46,11 +49,11 @@ def uncollected() -> Iterator[None]:
 
 
 def look(*kinds: type) -> list[list[Any]]:
-    """For each kind the live objects of it, or of types derived from it, but for hidden imports.
+    """Return for each kind the live objects of that type and its subclasses, except hidden imports.
 
     Objects that the script froze are thawed first, and hidden imports with them.
     """
-    gc.collect(1)  # young garbage need not be saved
+    gc.collect(1)  # so that young garbage is not saved
     families = [family(kind) for kind in kinds]
     types = frozenset({_FreezeProbe}).union(*families)
     found = _of(gc.get_objects(), types)
@@ -61,21 +64,21 @@ def look(*kinds: type) -> list[list[Any]]:
 
 
 def thaw() -> None:
-    """Have the next looks find what is frozen, too; they take longer."""
+    """Make the next searches find frozen objects, too. They take longer then."""
     gc.unfreeze()
 
 
 def referrers(item: object) -> list[object]:
-    """Every object that refers to ``item``, frozen ones, which are thawed, among them."""
+    """Return every object that refers to ``item``. Frozen objects are thawed first."""
     thaw()
     return gc.get_referrers(item)
 
 
 def _of(objects: list[Any], types: Set[type]) -> list[Any]:
-    """Those of exactly these types."""
+    """Return the objects whose type is exactly one of ``types``."""
     return list(compress(objects, map(types.__contains__, map(type, objects))))
 
 
 def family(kind: type) -> frozenset[type]:
-    """A type and everything derived from it."""
+    """Return a type and all of its subclasses."""
     return frozenset({kind}).union(*map(family, type.__subclasses__(kind)))

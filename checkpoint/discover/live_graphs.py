@@ -1,8 +1,8 @@
-"""What live autograd graphs hold: memory that cannot move while a graph is still to be run backward.
+"""Memory held by live autograd graphs, which cannot move while a graph may still be run backward.
 
-Most scripts keep a graph without knowing it: the local variable ``loss`` is its root until the next batch.
-After ``backward()`` such a graph is dead. Its nodes have given back what they saved, and nobody will run them
-again; of what can move it only refers to the parameters, by the nodes that collect their gradients.
+Most scripts keep a graph without knowing: the local variable ``loss`` is its root until the next batch. After
+``backward()`` such a graph is dead. Its nodes have released what they saved, and no code will run them again.
+Of memory that moves it only refers to the parameters, by the nodes that collect their gradients.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpuslice.kernels import Device
 from .live_instances import live_instances
 from .storages import sweep
 
-#: Why activations that no Python object refers to stay on the device (`SwitchRecord.resident`). That is
-#: exact, because nobody runs the graph while the job is suspended.
+#: Why activations that no Python object refers to stay on the device (`SwitchRecord.resident`). They stay
+#: exact, because no code runs the graph while the job is suspended.
 REASON = "only a live autograd graph holds it"
 _RAW = "_raw_saved_"
 
 
 def pending_node(tensors: Sequence[torch.Tensor], device: torch.device) -> str | None:
-    """The name of a node that has memory of ``device`` saved, in the graphs behind ``tensors``; or ``None``.
+    """Return the name of a node behind ``tensors`` that has memory of ``device`` saved, or None.
 
     Nothing is unpacked: hooks for saved tensors, such as those of checkpointed activations, do not run.
     """
@@ -37,9 +37,9 @@ def pending_node(tensors: Sequence[torch.Tensor], device: torch.device) -> str |
 
 
 def held_bytes(device: Device) -> int:
-    """Bytes on ``device`` that can be reached only through the graphs of live tensors.
+    """Return the bytes on ``device`` that can be reached only through the graphs of live tensors.
 
-    Versions of torch that do not show what a node has saved are believed to have saved nothing.
+    Versions of torch that do not show what a node has saved count as having saved nothing.
     """
     with torch.no_grad(), torch._C.DisableTorchFunction():
         (tensors,) = live_instances(torch.Tensor)
@@ -47,7 +47,7 @@ def held_bytes(device: Device) -> int:
         del tensors
         if not graphs:
             return 0
-        known = {one.key for one in sweep(device)}  # before we refer to what the nodes have saved
+        known = {one.key for one in sweep(device)}  # before this function refers to saved tensors
         saved = [data for node in _nodes(graphs) for data in _saved(node) if isinstance(data, torch.Tensor)]
         storages = [data.untyped_storage() for data in saved if data.layout is torch.strided]
         alone = {storage._cdata: storage for storage in storages if storage._cdata not in known}
@@ -55,7 +55,7 @@ def held_bytes(device: Device) -> int:
 
 
 def is_spent(tensor: torch.Tensor) -> bool:
-    """Return True if the graph behind a tensor was run backward: it has given back all that it had saved."""
+    """Return True if the graph behind a tensor was run backward. It has then released all that it saved."""
     nodes = list(_nodes([tensor.grad_fn]))
     if any(data is not None for node in nodes for data in _saved(node)):
         return False
@@ -63,7 +63,7 @@ def is_spent(tensor: torch.Tensor) -> bool:
 
 
 def _has_given_back(node: Any) -> bool:
-    """Return True if a node, which has nothing saved now, once had: only then torch refuses to show it."""
+    """Return True if a node without saved tensors once had some: torch then refuses to show them."""
     for name in _names(node.__class__):
         try:
             getattr(node, name.removeprefix("_raw"))
@@ -72,13 +72,16 @@ def _has_given_back(node: Any) -> bool:
     return False
 
 
-def collects_for_somebody(parameter: torch.Tensor) -> bool:
-    """Whether Python code holds the node that collects a parameter's gradient: its hooks must not be lost."""
+def has_held_gradient_node(parameter: torch.Tensor) -> bool:
+    """Return True if Python code holds the node that collects a parameter's gradient.
+
+    The hooks on that node must not be lost.
+    """
     return _references(parameter) > _references_by_a_graph()
 
 
 def _references(parameter: torch.Tensor) -> int:
-    """How often Python refers to the node, while there is a graph: some versions of torch count that, too."""
+    """Return Python's reference count of that node while a graph exists: some versions count the graph."""
     with torch.enable_grad():
         graph = parameter.view_as(parameter)
     assert graph.grad_fn is not None
@@ -88,12 +91,12 @@ def _references(parameter: torch.Tensor) -> int:
 
 @functools.cache
 def _references_by_a_graph() -> int:
-    """`_references` of a parameter whose node nobody holds."""
+    """Return `_references` for a parameter whose node no Python code holds."""
     return _references(torch.zeros(1, requires_grad=True))
 
 
 def _nodes(roots: Sequence[Any]) -> Iterator[Any]:
-    """Every node of the graphs, once."""
+    """Yield every node of the graphs once."""
     waiting = [root for root in roots if root is not None]
     seen = set(waiting)
     while waiting:
@@ -105,7 +108,7 @@ def _nodes(roots: Sequence[Any]) -> Iterator[Any]:
 
 
 def _saved(node: Any) -> Iterator[Any]:
-    """What a node has saved and not given back, as far as it can be told; `True` where it cannot."""
+    """Yield what a node has saved and not released; `True` for each item that torch does not show."""
     for name in _names(node.__class__):
         try:
             saved = getattr(node, name)
@@ -126,4 +129,4 @@ def _names(kind: Any) -> tuple[str, ...]:
 def _is_on(data: Any, device: torch.device) -> bool:
     if isinstance(data, torch.Tensor):
         return data.device == device
-    return data is not None  # a hook has put it away, who knows where, or it cannot be told
+    return data is not None  # a hook has moved it somewhere, or torch does not show it

@@ -1,4 +1,4 @@
-"""Every live object of some types, by references that count; and what a person would call a tensor."""
+"""All live objects of some types, by counted references; and readable names of tensors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from . import heap
 
 
 def live_instances(*kinds: type) -> list[list[Any]]:
-    """For each of these types every live object of it, or of types derived from it.
+    """Return for each of these types every live object of the type or its subclasses.
 
-    The collector also shows objects that no Python code refers to any more and C++ keeps for later. A new
-    reference to such a one keeps nothing alive until torch is told of it (``_fix_weakref``).
+    The collector also shows objects that no Python code refers to any more and that C++ keeps for later. A
+    new reference to such an object keeps nothing alive until torch is told (``_fix_weakref``).
     """
     found = heap.look(*kinds)
     with torch._C.DisableTorchFunction():
@@ -27,11 +27,10 @@ def live_instances(*kinds: type) -> list[list[Any]]:
 
 
 def with_strong_references(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
-    """Those that are not gone, by references that count.
+    """Return the storages that are still alive, by counted references.
 
-    Some versions of torch destroy a storage's Python object only with the last weak reference to the
-    storage, such as those that torch.multiprocessing keeps; using it would revive the storage and destroy
-    it twice.
+    Some versions of torch destroy a storage's Python object only with the last weak reference to the storage
+    (torch.multiprocessing keeps such references). Using it would revive the storage and destroy it twice.
     """
     there = [one for one in storages if not torch.UntypedStorage._expired(one._cdata)]
     fix_weak_references(there)
@@ -39,14 +38,14 @@ def with_strong_references(storages: Sequence[torch.UntypedStorage]) -> list[tor
 
 
 def fix_weak_references(found: Sequence[Any]) -> None:
-    """Tell torch of references to tensors or storages, without which they keep nothing alive."""
+    """Tell torch of references to tensors or storages, so that they keep the objects alive."""
     for one in found:
         one._fix_weakref()
 
 
 def name_of(storage: torch.UntypedStorage, label: str) -> str:
-    """The best name for a storage: a module's parameter, else a variable or key, with its label."""
-    heap.thaw()  # the outermost module may have been frozen as it began
+    """Return the best name of a storage: a module's parameter, else a variable or key, with its label."""
+    heap.thaw()  # the outermost module may have been frozen at the start
     tensors, modules = live_instances(torch.Tensor, torch.nn.Module)
     with torch._C.DisableTorchFunction():
         over = [tensor for tensor in tensors if _lies_in(tensor, storage)]
@@ -66,7 +65,7 @@ def _name_in_modules(modules: list[torch.nn.Module], storage: torch.UntypedStora
 
 
 def name_of_variable(tensors: Sequence[object]) -> str | None:
-    """The variable, attribute or key that holds one of these objects, if a dictionary does."""
+    """Return the variable, attribute or key that holds one of these objects, or None."""
     for tensor in tensors:
         for holder in heap.referrers(tensor):
             if isinstance(holder, dict):

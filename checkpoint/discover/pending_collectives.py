@@ -1,7 +1,7 @@
-"""Collectives that were started with ``async_op=True`` and are not complete: their buffers are in use.
+"""Collectives started with ``async_op=True`` that are not complete, so that their buffers are in use.
 
-At a boundary with one of these the job is not suspended. gloo may be writing a buffer in a thread of its
-own. The other rank may come to the collective only after a boundary of its own, so nobody waits for it there.
+At a boundary with a pending collective the job is not suspended. gloo may be writing a buffer in a thread of
+its own. Another rank may reach the collective only after a boundary of its own, so waiting would deadlock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.distributed
 
 from gpuslice.errors import SuspendRefusedError, hide_own_frames
 
-#: What of a process group returns a ``Work``. Also ``async_op=False`` comes here, and waits right away.
+#: Methods of a process group that return a ``Work``. ``async_op=False`` calls them, too, and waits at once.
 _STARTS = (
     *("_allgather_base", "_end_coalescing", "_reduce_scatter_base", "all_gather_single"),
     *("all_gather_single_coalesced", "all_to_all_single", "allgather", "allgather_coalesced"),
@@ -26,21 +26,21 @@ _STARTS = (
     *("scatter", "send"),
 )
 REMEDY = "wait for the work that async_op=True returns before the next mini-batch begins"
-#: So long a boundary waits for those that all ranks have come to.
+#: How long a boundary waits for collectives that all ranks have reached.
 _SETTLE_S = 0.1
 _LOOK_AGAIN_S = 1e-3
 
-#: By identity, those that nobody has waited for. The script may have dropped them; they run nevertheless.
+#: Collectives without a wait, by identity. The script may have dropped them; they run nevertheless.
 _started: dict[int, torch.distributed.Work] = {}
-#: When `pending` was asked in vain, first and last, and not otherwise in between.
+#: First and last time at which `pending` returned True, if it did so at every call in between.
 _in_vain_s: tuple[float, float] | None = None
-#: Beyond that, nobody has asked at the boundaries in between.
+#: A longer gap between two calls means that boundaries in between made no check.
 _IN_A_ROW_S = 10.0
 
 
 @functools.cache
 def track() -> None:
-    """From now on notice the collectives that this process starts, by whatever group."""
+    """Begin to record the collectives that this process starts, in any group."""
     group = torch.distributed.ProcessGroup
     for name in _STARTS:
         if hasattr(group, name):
@@ -85,7 +85,7 @@ def _forget_completed() -> None:
 
 
 def unfinished() -> bool:
-    """Whether some are not complete at this moment."""
+    """Return True if some collectives are not complete at this moment."""
     if not torch.distributed.is_available():
         return False
     from torch._C._distributed_c10d import _get_work_registry_size
@@ -95,9 +95,10 @@ def unfinished() -> bool:
 
 
 def pending() -> bool:
-    """Whether some are not complete, a moment granted. Never waits for a rank that does not come.
+    """Return True if some collectives are not complete after a short wait.
 
-    After it has waited in vain once, it does not wait again until it was asked when there was none.
+    It never waits for a rank that does not come. After one wait in vain it does not wait again until it has
+    once found none pending.
     """
     global _in_vain_s
     now_s = time.monotonic()
@@ -114,7 +115,7 @@ def pending() -> bool:
 
 
 def pending_for_s() -> float:
-    """For how long there were some whenever somebody asked; 0 if nobody has asked of late."""
+    """Return for how long every check has found some pending, in seconds; 0 without a recent check."""
     in_vain_s = _in_vain_s
     if in_vain_s is None or time.monotonic() - in_vain_s[1] >= _IN_A_ROW_S:
         return 0.0
@@ -122,6 +123,6 @@ def pending_for_s() -> float:
 
 
 def refuse() -> None:
-    """Refuse a suspend while some are not complete: ``SuspendRefusedError``."""
+    """Raise ``SuspendRefusedError`` if some collectives are pending."""
     if pending():
         raise SuspendRefusedError("a collective of torch.distributed is pending", REMEDY)

@@ -1,8 +1,8 @@
-"""Every live storage of the process on a device: swept from the garbage collector, each found once.
+"""Every live storage of the process on a device: found with the garbage collector, each once.
 
-The collector knows every tensor and storage that Python can reach, wherever it hides: in closures, local
-variables, optimizers, threads. It does not know tensors that only C++ holds (activations saved by autograd,
-DDP's buckets); those are not found, stay where they are, and are exact because nothing touches them.
+The collector knows every tensor and storage that Python can reach: in closures, local variables, optimizers,
+threads. It does not know tensors that only C++ holds (activations saved by autograd, DDP's buckets). Those
+are not found and stay where they are. They stay exact because no code touches them meanwhile.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from .live_instances import fix_weak_references, name_of, with_strong_references
 from .tensor_parts import describe_tensor, strided_parts
 
 _use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
-#: Where memory may be besides the job's device.
+#: Devices whose memory may exist besides the job's device.
 _HOST = ("cpu", "meta")
 _BARE = "a bare storage"
 
 
 @dataclass(slots=True)
 class LiveStorage:
-    """A storage of the device.
+    """A live storage of the device.
 
     Attributes
     ----------
     key
-        Its identity: ``storage._cdata``.
+        Its identity, ``storage._cdata``.
     label
         For people: dtype and shape of the first tensor found over it.
     fixed
-        Whether its address may be known to somebody who would not notice a change: C++ code holds a tensor
+        True if code may know its address and would not notice a change: C++ code holds a tensor
         over it (a pending autograd graph, DDP, a DLPack capsule), or other memory overlaps it.
     foreign
-        Whether an array of another library (CuPy, Numba, JAX) lies over it.
+        True if an array of another library (CuPy, Numba, JAX) lies over it.
     exposed
-        Whether code that runs while the job is suspended could read its memory behind torch's back. Only told
+        True if code that runs while the job is suspended could read its memory without torch. Only set
         if there is such code.
     """
 
@@ -60,12 +60,12 @@ class LiveStorage:
 
 
 def sweep(device: Device, *, alone: bool = True) -> list[LiveStorage]:
-    """All live storages of ``device`` with at least one byte.
+    """Return all live storages of ``device`` with at least one byte.
 
     Parameters
     ----------
     alone
-        Whether nothing runs in this process while the job is suspended.
+        True if no code runs in this process while the job is suspended.
 
     Raises
     ------
@@ -84,7 +84,10 @@ def sweep(device: Device, *, alone: bool = True) -> list[LiveStorage]:
 
 
 def sweep_any(device: Device) -> list[LiveStorage]:
-    """`sweep`, for a route that takes memory as it is: only memory on further devices is refused."""
+    """Return the storages of `sweep` for a route that moves memory as it is.
+
+    Only memory on other devices is refused.
+    """
     tensors, storages = heap.look(torch.Tensor, torch.UntypedStorage)
     return _storages(tensors, storages, device)
 
@@ -111,7 +114,10 @@ def _storages(
 def _add(
     found: dict[int, LiveStorage], storage: torch.UntypedStorage, part: torch.Tensor | None, device: Device
 ) -> None:
-    """A storage, under a tensor or bare; of fake, functional and wrapper tensors there is none."""
+    """Add the storage of a tensor, or a bare storage, to ``found``.
+
+    Fake, functional and wrapper tensors have none.
+    """
     key = storage._cdata
     if key not in found:
         label = _BARE if part is None else describe_tensor(part)
@@ -122,16 +128,16 @@ def _add(
 
 
 def _held_storages(tensors: Sequence[torch.Tensor]) -> set[int]:
-    """Keys of the storages that C++ code holds a tensor over."""
+    """Return the keys of the storages over which C++ code holds a tensor."""
     held = held_by_others(tensors)
     parts = [part for tensor in tensors if id(tensor) in held for part in strided_parts(tensor)]
     return {part.untyped_storage()._cdata for part in parts}
 
 
 def _fix_overlapping(found: Sequence[LiveStorage]) -> None:
-    """Those over the same memory (DLPack, NumPy and back) are fixed: none of them may move alone."""
+    """Mark storages over the same memory (DLPack, NumPy and back) as fixed: none may move alone."""
     if all(one.storage.resizable() for one in found):
-        return  # of what torch itself allocated, nothing lies over anything else
+        return  # memory that torch allocated does not overlap
     starts = overlapping([(one.address, one.nbytes) for one in found])
     shared = Counter(starts)
     for one, start in zip(found, starts, strict=True):
@@ -139,10 +145,10 @@ def _fix_overlapping(found: Sequence[LiveStorage]) -> None:
 
 
 def _mark_exposed(found: Sequence[LiveStorage], tensors: Sequence[torch.Tensor]) -> None:
-    """Those that NumPy has made, or was shown, and those that C++ holds for an unknown reason, DLPack say.
+    """Mark storages that NumPy or unknown C++ code (DLPack, say) may read.
 
-    A node that collects a leaf's gradient is a known one: it does not read the leaf. A dead graph keeps such
-    nodes. They are made here where there are none, so that the count of references is exact.
+    A node that collects a leaf's gradient is known code: it does not read the leaf. A dead graph keeps such
+    nodes. Missing ones are made here first, so that the reference count is exact.
     """
     with torch.no_grad(), torch._C.DisableTorchFunction():
         live = with_gradients(list(tensors))
@@ -161,7 +167,7 @@ def _mark_exposed(found: Sequence[LiveStorage], tensors: Sequence[torch.Tensor])
 
 
 def _mark_foreign(found: Sequence[LiveStorage], arrays: Sequence[tuple[int, int]]) -> None:
-    """Those that an array of another library has an address in, whoever allocated them."""
+    """Mark storages in which an array of another library has an address, whoever allocated them."""
     if not arrays:
         return
     starts = overlapping([*arrays, *((one.address, one.nbytes) for one in found)])
@@ -171,20 +177,21 @@ def _mark_foreign(found: Sequence[LiveStorage], arrays: Sequence[tuple[int, int]
 
 
 def with_gradients(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """``tensors``, of which each is there once, and their gradients, which C++ may be alone in holding."""
+    """Return ``tensors``, without repetitions, and their gradients, which C++ alone may hold."""
     return list({id(tensor): tensor for tensor in (*tensors, *_gradients(tensors))}.values())
 
 
 def _gradients(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Of those that may be asked: torch warns when the gradient of another one is looked at."""
+    """Return the gradients of tensors that may be asked. torch warns if another one's gradient is read."""
     asked = (tensor.grad for tensor in tensors if tensor.is_leaf or tensor.retains_grad)
     return [gradient for gradient in asked if gradient is not None]
 
 
 def held_by_others(tensors: Sequence[torch.Tensor], *, gradient_nodes: bool = False) -> set[int]:
-    """Ids of the tensors that C++ code refers to, beyond being a gradient or the base of a known view.
+    """Return the ids of tensors to which C++ code refers, other than as a gradient or a view's base.
 
-    With ``gradient_nodes``, nodes that collect leaves' gradients do not count; also a dead graph keeps them.
+    With ``gradient_nodes``, the nodes that collect leaves' gradients do not count: a dead graph keeps them,
+    too.
     """
     counts = list(map(_use_count, tensors))
     if max(counts, default=1) <= 1:
@@ -206,7 +213,7 @@ def _address(storage: torch.UntypedStorage) -> int:
 
 
 def _refuse_elsewhere(storage: torch.UntypedStorage, label: str, device: Device) -> None:
-    """Unless it is no memory of a further device."""
+    """Raise ``SuspendRefusedError`` if the storage has memory on another device."""
     if storage.device.type in _HOST or storage.nbytes() == 0 or _address(storage) == 0:
         return
     raise SuspendRefusedError(

@@ -1,4 +1,4 @@
-"""Of which storages tensors are made, and how they are labelled."""
+"""The plain tensors that a tensor is made of, and labels for tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_affine_float_qparams
 
 
 def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors with memory of their own that make up ``tensor``; itself, if it is a plain one."""
+    """Yield the tensors with memory of their own that make up ``tensor``; itself if it is a plain one."""
     names = SPARSE_PARTS.get(tensor.layout)
     if names is not None:
         yield from (getattr(tensor, name)() for name in names)
@@ -34,6 +34,6 @@ def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
-    """Dtype and shape, like ``float32 [64, 3]``."""
+    """Return dtype and shape, like ``float32 [64, 3]``."""
     shape = "nested" if tensor.is_nested else list(tensor.size())
     return f"{str(tensor.dtype).removeprefix('torch.')} {shape}"

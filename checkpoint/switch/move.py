@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 import torch
 
 from gpuslice.checkpoint.discover.bound_to_gpu import forget_capture_stream, held_on
-from gpuslice.checkpoint.discover.live_graphs import collects_for_somebody, pending_node
+from gpuslice.checkpoint.discover.live_graphs import has_held_gradient_node, pending_node
 from gpuslice.checkpoint.discover.live_instances import live_instances
 from gpuslice.checkpoint.discover.storages import held_by_others, with_gradients
 from gpuslice.checkpoint.discover.tensor_parts import describe_tensor, strided_parts
@@ -86,7 +86,7 @@ def _refuse(affected: Sequence[torch.Tensor], old: Sequence[torch.UntypedStorage
             raise _refusal(
                 describe_tensor(tensor), "C++ code refers to it (a pending autograd graph, DDP, DLPack)"
             )
-        if tensor.is_leaf and tensor.requires_grad and collects_for_somebody(tensor):
+        if tensor.is_leaf and tensor.requires_grad and has_held_gradient_node(tensor):
             raise _refusal(describe_tensor(tensor), "Python code holds the node that collects its gradient")
     if any(storage._cdata not in over for storage in old):
         raise _refusal("a bare storage", "no tensor is over it")
