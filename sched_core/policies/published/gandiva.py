@@ -1,4 +1,4 @@
-"""``gandiva`` as the simulator published with Tiresias computes it, mistakes included; see docs/simulate.md."""
+"""``gandiva`` as the simulator published with Tiresias computes it, mistakes included (docs/simulate.md)."""
 
 from __future__ import annotations
 
