@@ -35,6 +35,9 @@ from gpuslice.wire import Dismiss, FromAgent, Overshot, Resume, Suspend, Withdra
 
 #: How often the parked main thread looks for itself: a signal may come just before it waits.
 _LOOK_AGAIN_MS = 500
+#: How long a parked job that is told to end waits for the signal, which a launcher may pass on rank by rank.
+#: Ranks of a gang that come back before it would end at different batches.
+HANDLER_S = 5.0
 #: A ``stop_at`` from here on is never reached: a suspend that was called off.
 _CALLED_OFF = 2**62
 
@@ -76,6 +79,8 @@ class Orders:
         self._grant: Resume | None = None
         self._dismissal: Dismiss | None = None
         self._asked_to_end = False
+        #: When a parked job that is told to end comes back without a signal, by the monotonic clock.
+        self._back_s = float("inf")
         self._refusal: GpusliceError | None = None
         self.released = self._displaced = False
         #: Whether the last order to stop was taken back because the job is told to end.
@@ -114,8 +119,7 @@ class Orders:
             if self.phase is Phase.PARKED:
                 if self._ending and self._grant is None and _handles_the_end():
                     # The handler may have run just before it parked, and only set a flag.
-                    self._asked_to_end = True
-                    self._tell()
+                    self._back_s = time.monotonic() + HANDLER_S
                 if order.stop_at > boundaries.count:
                     boundaries.stop_at = order.stop_at
                 return []
@@ -161,7 +165,7 @@ class Orders:
                 self._boundaries.stop_at, self._later = max(self._later, boundary + 1), NEVER
             else:
                 self._grant = None  # one sent twice must not end this stay
-            self._asked_to_end = False
+            self._asked_to_end, self._back_s = False, float("inf")
             self.phase = Phase.PARKED
             return True
 
@@ -275,7 +279,7 @@ class Orders:
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
-            if self._asked_to_end or self.released:
+            if self._told_to_end or self.released:
                 return None
             if self._dismissal is not None:
                 return self._dismissal
@@ -304,10 +308,14 @@ class Orders:
             return (
                 self._grant is not None
                 or self._dismissal is not None
-                or self._asked_to_end
+                or self._told_to_end
                 or self._refusal is not None
                 or self.released
             )
+
+    @property
+    def _told_to_end(self) -> bool:
+        return self._asked_to_end or (self._ending and time.monotonic() >= self._back_s)
 
 
 def _handles_the_end() -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
+from gpuslice.agent import orders
 from gpuslice.agent.orders import Phase
 from gpuslice.errors import UsageError
 from gpuslice.runtime.boundaries import NEVER
@@ -206,18 +208,40 @@ def test_a_job_that_is_told_to_end_runs_on(rank: Rank) -> None:
     assert not any(rank.orders.arrive(boundary) for boundary in (5, 6))
 
 
-def test_a_job_that_parked_behind_its_handler_comes_back(rank: Rank) -> None:
+@pytest.fixture
+def handles_the_end() -> Iterator[None]:
+    """The script has a handler for SIGTERM."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
-    try:
-        rank.running(boundary=4)
-        rank.orders.suspend(Suspend(epoch=1, stop_at=5))
-        assert rank.orders.arrive(5)
-        rank.orders.suspend(Suspend(epoch=1, stop_at=CALLED_OFF, ending=True))
-        assert rank.orders.await_order() is None
-        rank.orders.take_leave()
-        assert not rank.orders.arrive(6)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def parked_and_told_to_end(rank: Rank) -> None:
+    rank.running(boundary=4)
+    rank.orders.suspend(Suspend(epoch=1, stop_at=5))
+    assert rank.orders.arrive(5)
+    rank.orders.suspend(Suspend(epoch=1, stop_at=CALLED_OFF, ending=True))
+
+
+@pytest.mark.usefixtures("handles_the_end")
+def test_a_job_that_parked_behind_its_handler_comes_back(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "HANDLER_S", 0.01)
+    parked_and_told_to_end(rank)
+    assert rank.orders.await_order() is None
+    rank.orders.take_leave()
+    assert not rank.orders.arrive(6)
+
+
+@pytest.mark.usefixtures("handles_the_end")
+def test_a_parked_job_that_is_told_to_end_waits_for_the_signal(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of a gang that come back before it would end at different batches."""
+    monkeypatch.setattr(orders, "HANDLER_S", 1e9)
+    parked_and_told_to_end(rank)
+    assert not rank.orders.called
+    rank.orders.interrupt(signal.SIGTERM)
+    assert rank.orders.await_order() is None
 
 
 def test_where_a_former_lease_was_to_end_is_forgotten_with_it(rank: Rank) -> None:
