@@ -1,8 +1,8 @@
-"""xxh3 of chunks: every byte lies in one, and is read once, if possible by the thread that copies it.
+"""Checksums (xxh3) of chunks. Every byte lies in one chunk and is read once, if possible as it is copied.
 
-A `ChecksumRecorder` watches a copy into an arena: it notes the checksums that the snapshot will
-carry, and skips chunks that have not changed since the arena's last snapshot. A `ChecksumVerifier` watches
-the copy back.
+A `ChecksumRecorder` watches a copy into an arena. It notes the checksums that the snapshot will have, and
+skips chunks that have not changed since the arena's last snapshot. A `ChecksumVerifier` watches the copy
+back.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from .layout import PAGE_BYTES, Placement
 
 _ZEROS = bytes(2 * PAGE_BYTES)
 _LOWER_HALF = (1 << 64) - 1
-#: For each so many bytes one more thread is worth starting.
+#: One more thread is worth starting for each this many bytes.
 _THREAD_BYTES = 8 << 20
 
-#: xxh3-64 of each chunk.
+#: The xxh3-64 of each chunk.
 Digests = list[int]
 
 
 def fingerprint(data: bytes | memoryview) -> bytes:
-    """xxh3-128 of header, metadata or table: 16 bytes, most significant first."""
+    """Return the xxh3-128 of header, metadata or table: 16 bytes, most significant first."""
     return xxh3_128_digest(data)
 
 
 def digest(data: bytes | memoryview) -> int:
-    """xxh3-64 of a chunk."""
+    """Return the xxh3-64 of a chunk."""
     return xxh3_64_intdigest(data)
 
 
 def pack_digests(digests: Digests) -> bytes:
-    """Digests as little-endian u64, the form they have in the file."""
+    """Return digests as little-endian u64, the form that they have in the file."""
     return struct.pack(f"<{len(digests)}Q", *digests)
 
 
 def unpack_digests(table: bytes, count: int) -> Digests:
-    """The first ``count`` digests of a checksum table."""
+    """Return the first ``count`` digests of a checksum table."""
     return list(struct.unpack_from(f"<{count}Q", table))
 
 
 def chunk_digests(data: memoryview, ranges: Sequence[tuple[int, int]]) -> list[int]:
-    """xxh3-64 of each range of ``data``; xxhash lets go of the GIL meanwhile."""
+    """Return the xxh3-64 of each range of ``data``. xxhash releases the GIL meanwhile."""
     found: dict[tuple[int, int], int] = {}
 
     def look(piece: tuple[int, int]) -> None:
@@ -62,18 +62,18 @@ def chunk_digests(data: memoryview, ranges: Sequence[tuple[int, int]]) -> list[i
 
 @dataclass(frozen=True, slots=True)
 class ArenaChecksums:
-    """What an arena still holds of its last snapshot: XXH3-128 by chunk, ``None`` where nobody took it."""
+    """The XXH3-128 of each chunk of an arena's last snapshot; None where it was not taken."""
 
     placement: Placement
     sums: tuple[int | None, ...]
 
 
 class ChecksumRecorder:
-    """Inspector of a copy into ``memory``, and its `Checksums`.
+    """The inspector of a copy into ``memory``, and its `Checksums`.
 
-    The host and a GPU hash every byte where it comes from, so a copy that went wrong shows when it is taken
-    back. A chunk is skipped only if 128 bits of hash say that the arena has it: version counters of tensors
-    do not see what NumPy, ``.data`` or a C extension write.
+    The host and a GPU hash every byte at its source, so a bad copy is detected when it is copied back. A
+    chunk is skipped only if 128 bits of hash say that the arena has it: version counters of tensors do not
+    see writes by NumPy, ``.data`` or a C extension.
     """
 
     def __init__(self, memory: memoryview, placement: Placement, previous: ArenaChecksums | None) -> None:
@@ -96,7 +96,7 @@ class ChecksumRecorder:
         return not self.note(offset, len(data), value)
 
     def note(self, offset: int, nbytes: int, checksum: int) -> bool:
-        """Take a chunk's checksum, and write its padding; whether the last snapshot had the same there."""
+        """Take a chunk's checksum, and write its padding. Return True if the chunk has not changed."""
         index = self._placement.chunk_at[offset]
         padding = self.padded(offset) - nbytes
         if padding:
@@ -105,19 +105,20 @@ class ChecksumRecorder:
         return self._previous.sums[index] == checksum
 
     def sum_at(self, offset: int) -> int:
-        """XXH3-128 of the chunk that begins there and was seen on its way, its padding included."""
+        """Return the XXH3-128 of an inspected chunk, padding included."""
         value = self._sums[self._placement.chunk_at[offset]]
         assert value is not None
         return value
 
     def arena_checksums(self) -> ArenaChecksums:
-        """What the arena holds now, for its next snapshot."""
+        """Return what the arena holds now, for its next snapshot."""
         return ArenaChecksums(self._placement, tuple(self._sums))
 
     def digests(self) -> Digests:
-        """XXH3-64 of every chunk; those that were not seen on their way are read from the arena.
+        """Return the XXH3-64 of every chunk. Chunks that were not inspected are read from the arena.
 
-        It is the lower half of XXH3-128, for everything longer than 240 bytes; no chunk is shorter than 256.
+        The XXH3-64 is the lower half of the XXH3-128 for inputs longer than 240 bytes; no chunk is shorter
+        than 256.
         """
         chunks = zip(self._placement.chunks, self._sums, strict=True)
         unseen = iter(chunk_digests(self._memory, [chunk for chunk, value in chunks if value is None]))
@@ -125,9 +126,9 @@ class ChecksumRecorder:
 
 
 class ChecksumVerifier:
-    """Inspector of a copy out of ``memory``; also as `Checksums`. Every chunk must be as it was written.
+    """The inspector of a copy out of ``memory``, and its `Checksums`. Every chunk must be as it was written.
 
-    ``corrupt`` makes the error for a damaged chunk from its offset.
+    ``corrupt`` returns the error for a damaged chunk, given its offset.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class ChecksumVerifier:
         return True
 
     def note(self, offset: int, nbytes: int, checksum: int) -> bool:
-        """Compare a chunk's checksum; nothing is there already."""
+        """Compare a chunk's checksum. Return False: every chunk has to be copied."""
         self._compare(offset, checksum & _LOWER_HALF)
         return False
 

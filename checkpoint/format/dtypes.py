@@ -1,6 +1,6 @@
-"""Element types by torch's names: bytes per element, and what safetensors calls them (if it does).
+"""Element types by torch's names: bytes per element, and the name in safetensors, if any.
 
-A name that is not here is refused; torch itself is not needed to read a snapshot.
+A name that is not listed is refused. Reading a snapshot does not need torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class DType(NamedTuple):
-    """Bytes per element and the safetensors name; without one, the raw bytes are declared as ``U8``."""
+    """Bytes per element and the name in safetensors. Without a name, the raw bytes are declared as ``U8``."""
 
     nbytes: int
     safetensors: str | None = None

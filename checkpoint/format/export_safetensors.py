@@ -1,4 +1,4 @@
-"""A snapshot as a plain safetensors file: every tensor by its name, row-major, without sharing or padding."""
+"""Export a snapshot as a plain safetensors file: every tensor by its name, row-major, without padding."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .safetensors_header import covers
 
 
 def export_safetensors(snapshot: SnapshotFile, path: Path) -> int:
-    """Write the tensors of ``snapshot`` to ``path``, checking each storage on the way; returns their number.
+    """Write the tensors of ``snapshot`` to ``path``, check their storages, and return their number.
 
-    Tied tensors are written once each. Elements that safetensors has no name for become ``U8`` with
-    one more dimension, and the file's metadata has their type under ``dtype:<tensor>``. A second
-    tensor of the same name gets ``#2`` added.
+    Tied tensors are written once each. A type without a name in safetensors becomes ``U8`` with one more
+    dimension, and the file's metadata names the type under ``dtype:<tensor>``. A second tensor of the same
+    name gets ``#2`` added.
 
     Raises
     ------
@@ -46,13 +46,13 @@ def export_safetensors(snapshot: SnapshotFile, path: Path) -> int:
         for _, tensor in named:
             _write(file, snapshot, tensor)
         file.flush()
-        os.fsync(file.fileno())  # what cannot be written is known only then, with some file systems
+        os.fsync(file.fileno())  # some file systems report a failed write only then
     return len(named)
 
 
 @contextmanager
 def written_beside(path: Path) -> Iterator[Path]:
-    """A name for what becomes ``path``, a file or directory, at the end of the block; it goes if that fails.
+    """Yield a temporary path that becomes ``path`` when the block ends, and is removed if the block fails.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def written_beside(path: Path) -> Iterator[Path]:
 
 
 def named_tensors(snapshot: SnapshotFile) -> Iterator[tuple[str, TensorSpec]]:
-    """The tensors under names that differ: the second ``a`` is ``a#2``."""
+    """Yield the tensors with unique names: the second ``a`` is ``a#2``."""
     counts = {"__metadata__": 1}
     for tensor in snapshot.tensors:
         name = tensor.path

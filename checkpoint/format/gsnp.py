@@ -1,9 +1,9 @@
-"""GSNP/2, the snapshot file: record and metadata, to bytes and back. No input or output here.
+"""GSNP/2, the snapshot file: encode and decode its record and metadata. No input or output here.
 
 A file is a safetensors header (safetensors_header.py), the payload (layout.py), and a tail of metadata,
-checksum table and record; docs/snapshot-format.md has every byte. Each part has exactly one legal form, so
-reading is decoding, encoding again and comparing: what is not byte for byte what we would have
-written is refused, and no rule has to be kept in two places.
+checksum table and record; docs/snapshot-format.md describes every byte. Each part has exactly one legal form.
+So reading means to decode, encode again and compare: a part that differs in one byte from what the writer
+makes is refused, and no rule is kept in two places.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from .dtypes import DTYPES
 from .layout import CHUNK_BYTES, PAGE_BYTES, Layout, StorageSpec, TensorSpec, align
 
 VERSION = 2
-#: What to do about a snapshot of another one.
+#: Remedy for a snapshot of another version.
 OTHER_VERSION = f"this gpuslice reads GSNP/{VERSION} only: use the version that wrote it"
 RECORD_BYTES = 4096
 HEADER_LIMIT_BYTES = 64 << 20
-#: Of the metadata: for what is no tensor, and besides for each storage.
+#: Greatest length of the metadata: for all that is no tensor, and in addition for each storage.
 TREE_LIMIT_BYTES = 64 << 20
 ENTRY_LIMIT_BYTES = 1 << 10
-#: Of storages, and of tensors.
+#: Greatest number of storages, and of tensors.
 ENTRIES_LIMIT = 1 << 20
 DIMENSIONS_LIMIT = 64
 FILE_LIMIT_BYTES = 1 << 44
-#: Of sizes, strides, offsets and numbers of elements: torch counts in 64 bits with sign.
+#: Limit of sizes, strides, offsets and numbers of elements: torch uses signed 64-bit numbers.
 _COUNT_LIMIT = 1 << 62
 
 _MAGIC = b"GSNP\r\n\x1a\n"
@@ -43,7 +43,7 @@ _RECORD = struct.Struct("<8sIIQQIIQQQQQQQQ16s16s16sQ64s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The 4 KiB that make a snapshot whole: in the file's tail, and again in the store's ``.gen``.
+    """The 4 KiB at the end of the tail that make a snapshot complete.
 
     Positions and lengths are bytes from the start of the file.
     """
@@ -68,14 +68,17 @@ class Record:
     job: str = ""
 
     def encode(self) -> bytes:
-        """The record's one and only form."""
+        """Return the record's only legal form."""
         body = _RECORD.pack(_MAGIC, VERSION, *astuple(self)[:-1], self.job.encode())
         body = body.ljust(RECORD_BYTES - 8, b"\0")
         return body + struct.pack("<Q", digest(body))
 
     @classmethod
     def decode(cls, data: bytes) -> Record:
-        """Read a record; ``CorruptSnapshotError``, or ``RefusedSnapshotError`` for another version."""
+        """Return the record that the bytes hold.
+
+        ``CorruptSnapshotError`` if they hold none, ``RefusedSnapshotError`` for another version.
+        """
         if len(data) != RECORD_BYTES or not data.startswith(_MAGIC):
             raise CorruptSnapshotError("the commit record is not a GSNP record")
         if data[-8:] != struct.pack("<Q", digest(data[:-8])):
@@ -96,7 +99,7 @@ class Record:
         return record
 
     def check(self) -> None:
-        """Positions must follow from each other; ``CorruptSnapshotError`` otherwise."""
+        """Raise ``CorruptSnapshotError`` unless the positions follow from each other."""
         table_end = self.table + 8 * self.chunks
         problems = {
             "its parts overlap": not (
@@ -121,7 +124,7 @@ class Record:
 
 
 def metadata_limit_bytes(storages: int) -> int:
-    """Return how long the metadata of so many storages may be."""
+    """Return the greatest length of the metadata of this many storages."""
     return TREE_LIMIT_BYTES + ENTRY_LIMIT_BYTES * storages
 
 
@@ -142,12 +145,12 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tree: msgspec.Raw
 
     def encode(self) -> bytes:
-        """The metadata's one and only form."""
+        """Return the metadata's only legal form."""
         return msgspec.json.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> Metadata:
-        """Read metadata; ``CorruptSnapshotError`` for everything that ``encode`` would not have written."""
+        """Return the metadata. ``CorruptSnapshotError`` for bytes that `encode` would not have written."""
         try:
             metadata = _metadata_decoder.decode(data)
             canonical = metadata.encode() == data
@@ -159,7 +162,7 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def layout(self) -> Layout:
-        """The storages as they were given to the writer."""
+        """The storages as the writer received them."""
         return Layout(tuple(StorageSpec(row.nbytes, row.device, row.label) for row in self.storages))
 
 
@@ -167,7 +170,7 @@ _metadata_decoder = msgspec.json.Decoder(Metadata)
 
 
 def check_tensors(tensors: Sequence[TensorSpec], sizes: Sequence[int]) -> str | None:
-    """The first thing wrong with ``tensors`` over storages of ``sizes`` bytes, or ``None``."""
+    """Return the first problem of ``tensors`` over storages of ``sizes`` bytes, or None."""
     if len(tensors) > ENTRIES_LIMIT or len(sizes) > ENTRIES_LIMIT:
         return f"more than {ENTRIES_LIMIT} tensors or storages"
     for tensor in tensors:
@@ -190,7 +193,7 @@ def _tensor_problem(tensor: TensorSpec, sizes: Sequence[int]) -> str | None:
 
 @functools.lru_cache(maxsize=4096)  # a model has thousands of tensors, but few shapes
 def _reach(name: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> int | str:
-    """Up to which byte of its storage such a tensor reaches; or what is wrong with it."""
+    """Return the end of such a tensor in its storage, in bytes, or a problem as text."""
     dtype = DTYPES.get(name)
     if dtype is None:
         return f"has the unknown dtype {name!r}"

@@ -1,7 +1,7 @@
 """What a snapshot holds, and where each storage lies in the file: storages, tensors over them, placement.
 
-Placement is a pure function of the sizes, so a reader recomputes it and refuses any file that
-says otherwise: ranges that overlap, overflow or are misaligned cannot get in.
+The placement is a pure function of the sizes. A reader recomputes it and refuses a file that differs, so
+overlapping, overflowing or misaligned ranges cannot occur.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHUNK_BYTES = 4 << 20
 
 
 class StorageSpec(msgspec.Struct, frozen=True, gc=False):
-    """One storage to be saved.
+    """One storage of a snapshot.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 @dataclass(frozen=True)
 class Layout:
-    """The storages of one snapshot; one's number, ``sid``, is its position here."""
+    """The storages of one snapshot. A storage's number, ``sid``, is its position here."""
 
     storages: tuple[StorageSpec, ...]
 
@@ -81,7 +81,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where everything lies: ``offsets`` of the storages, and ``end`` of the last one's page.
+    """Where storages lie: their ``offsets``, and the ``end`` of the last one's page.
 
     ``extents`` are start and end of every storage with its padding, in the order of the file.
     """
@@ -92,39 +92,42 @@ class Placement:
 
     @functools.cached_property
     def chunk_total(self) -> int:
-        """How many ``chunks`` there are: a file may claim any number, so they are made only when needed."""
+        """Number of ``chunks``.
+
+        A file may claim any number, so the chunks themselves are made only when needed.
+        """
         return sum(-(-(stop - start) // CHUNK_BYTES) for start, stop in self.extents)
 
     @functools.cached_property
     def chunks(self) -> tuple[tuple[int, int], ...]:
-        """Start and end of every checksummed chunk: the extents in steps of ``CHUNK_BYTES``, without a hole.
+        """Start and end of every checksummed chunk: the extents in steps of ``CHUNK_BYTES``, without gaps.
 
-        The last one reaches to the end.
+        The last chunk reaches to the end.
         """
         starts = [at for start, stop in self.extents for at in range(start, stop, CHUNK_BYTES)]
         return tuple(zip(starts, [*starts[1:], self.end], strict=False))
 
     @functools.cached_property
     def chunk_at(self) -> dict[int, int]:
-        """Where a chunk begins -> its position in ``chunks``."""
+        """Position in ``chunks`` of each chunk, by the offset at which it begins."""
         return {start: index for index, (start, _) in enumerate(self.chunks)}
 
     def padded(self, offset: int) -> int:
-        """Bytes of the chunk that begins there, with its padding."""
+        """Return the length of the chunk that begins at ``offset``, padding included."""
         return self.chunks[self.chunk_at[offset]][1] - offset
 
 
 def align(position: int, step: int) -> int:
-    """The next multiple of ``step`` at or after ``position``."""
+    """Return the next multiple of ``step`` at or after ``position``."""
     return -(-position // step) * step
 
 
 @functools.lru_cache(maxsize=8)  # jobs suspend the same layout again and again
 def place(sizes: tuple[int, ...], payload: int) -> Placement:
-    """Lay storages of ``sizes`` bytes out from ``payload`` on, a multiple of the page size.
+    """Return the placement of storages of ``sizes`` bytes from ``payload`` on, a multiple of the page size.
 
-    Large ones come first, in order, each at a page; small ones follow, packed at 256 bytes. The last one's
-    padding reaches to the end of its page.
+    Large storages come first, in order, each at a page. Small ones follow, packed at 256 bytes. The last
+    one's padding reaches to the end of its page.
     """
     offsets, extents, at = [0] * len(sizes), [], payload
     for sid in sorted(range(len(sizes)), key=lambda sid: sizes[sid] < LARGE_BYTES):

@@ -1,8 +1,8 @@
-"""What a snapshot's tree holds for named objects: one small tagged struct per kind of object.
+"""The nodes of a snapshot's tree: one small tagged struct per kind of object.
 
-Tensors are in the tree by index only; their bytes are the snapshot's storages. ``ValueNode`` carries
-what ``tree.py`` can encode (numbers, text, bytes and flat containers of them). There may be thousands of
-nodes, so they go to JSON and back as they are, without a step in Python for each.
+Tensors are in the tree by index only; their bytes are the snapshot's storages. A ``ValueNode`` holds what
+``tree.py`` can encode (numbers, text, bytes and flat containers of them). There may be thousands of nodes, so
+msgspec converts them to JSON and back without a step in Python for each.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ class ValueNode(_Node, frozen=True, tag="value"):
 
     @classmethod
     def of(cls, value: object, path: str) -> ValueNode:
-        """``UsageError``, naming the path: it cannot be saved."""
+        """Return the node of a plain value. Raise ``UsageError``, naming the path, if it cannot be saved."""
         return cls(msgspec.Raw(trees.encode(value, path=path)))
 
     def value(self) -> Any:
-        """The value, a new one each time."""
+        """Return the value, a new object at each call."""
         return trees.decode(bytes(self.data))
 
 
 class ListNode(_Node, frozen=True, tag="list"):
-    """A list of anything."""
+    """A list of any items."""
 
     items: list[Node]
 
 
 class TupleNode(_Node, frozen=True, tag="tuple"):
-    """A tuple of anything."""
+    """A tuple of any items."""
 
     items: list[Node]
 
 
 class DictNode(_Node, frozen=True, tag="dict"):
-    """A dict of anything, in its order; the keys are a value: a tuple of scalars."""
+    """A dict of any items, in order. Its keys are a value: a tuple of scalars."""
 
     names: msgspec.Raw
     items: list[Node]
 
     @classmethod
     def of(cls, items: Mapping[Any, Node], path: str) -> DictNode:
-        """``UsageError``, naming the path: its keys cannot be saved."""
+        """Return the node of a dict. Raise ``UsageError``, naming the path, if its keys cannot be saved."""
         return cls(ValueNode.of(tuple(items), path).data, list(items.values()))
 
     def __post_init__(self) -> None:
@@ -71,11 +71,11 @@ class DictNode(_Node, frozen=True, tag="dict"):
 
 
 class KindNode(_Node, frozen=True, tag="kind"):
-    """A container or data object of a kind of its own: a deque, a counter, a named tuple, an enum member.
+    """A container or data object that is no plain list, tuple or dict: a deque, a counter, an enum member.
 
-    ``name``: its class, "" for the kind's own; ``data``: its items, fields or member; ``detail``: what it
-    was made with (a deque's maximum, a default factory); ``attributes``: those of an object whose class is
-    derived from a container.
+    ``name``: its class, "" for the kind's own; ``data``: its items, fields or member; ``detail``: the
+    argument it was made with (a deque's maximum, a default factory); ``attributes``: those of an object whose
+    class is derived from a container.
     """
 
     kind: str
@@ -124,9 +124,9 @@ class ShardNode(_Node, frozen=True, tag="shard"):
 
 
 class FlattenedNode(_Node, frozen=True, tag="flattened"):
-    """A tensor of a class of its own: the class's name, what ``__tensor_flatten__`` gives, outer shape.
+    """A tensor of a class of its own: class name, result of ``__tensor_flatten__``, outer shape.
 
-    A class that adds methods only has one part without a name: its memory.
+    A class that only adds methods has one part without a name: its memory.
     """
 
     kind: str
@@ -154,9 +154,9 @@ class ArrayNode(_Node, frozen=True, tag="array"):
 
 
 class ModuleNode(_Node, frozen=True, tag="module"):
-    """A ``torch.nn.Module``: parameters and buffers, the persistent or not, by qualified name.
+    """A ``torch.nn.Module``: all parameters and buffers, by qualified name.
 
-    ``buckets``: of each ``DistributedDataParallel`` the numbers of its parameters, by gradient bucket.
+    ``buckets``: for each ``DistributedDataParallel`` the numbers of its parameters, by gradient bucket.
     """
 
     tensors: dict[str, AnyTensorNode]
@@ -168,7 +168,7 @@ class ModuleNode(_Node, frozen=True, tag="module"):
 class OptimizerNode(_Node, frozen=True, tag="optimizer"):
     """A ``torch.optim.Optimizer``: group options, shapes of the parameters, state by parameter number.
 
-    ``names``: of each group the names of its parameters, where attached modules have them.
+    ``names``: for each group the names of its parameters, if attached modules have them.
     """
 
     groups: list[DictNode | ValueNode]
@@ -185,42 +185,42 @@ class OptimizerNode(_Node, frozen=True, tag="optimizer"):
 
 
 class StatefulNode(_Node, frozen=True, tag="stateful"):
-    """What an object's ``state_dict()`` returned."""
+    """The result of an object's ``state_dict()``."""
 
     state: Node
 
 
 class GeneratorNode(_Node, frozen=True, tag="generator"):
-    """A random number generator: which library's, and its state."""
+    """A random number generator: its library, and its state."""
 
     library: str
     state: Node
 
 
 class LoaderNode(_Node, frozen=True, tag="loader"):
-    """A data loader: the generators that it, its samplers and its dataset own. Its position is the job's."""
+    """A data loader: the generators of its samplers, its dataset and itself. The job keeps its position."""
 
     generators: list[GeneratorNode]
 
 
 class RefNode(_Node, frozen=True, tag="ref"):
-    """An object that a job has by itself when it attaches, by its name."""
+    """A reference, by name, to an object that a job has when it attaches."""
 
     path: str
 
 
 class SharedNode(_Node, frozen=True, tag="shared"):
-    """An object that several refer to, by a number; ``data`` is None where it was described before."""
+    """An object to which several refer, by a number. ``data`` is None after its first description."""
 
     number: int
     data: Node | None
 
 
 class ChangeNode(_Node, frozen=True, tag="change"):
-    """What has changed of an object since it was attached.
+    """What has changed in an object since it was attached.
 
-    ``kind``: its class; ``slots``: attributes that were set; ``gone``: those that it has no more;
-    ``content``: what a container, tensor or array holds.
+    ``kind``: its class; ``slots``: attributes that were set; ``gone``: attributes that it no longer has;
+    ``content``: the content of a container, tensor or array.
     """
 
     path: str
@@ -231,9 +231,9 @@ class ChangeNode(_Node, frozen=True, tag="change"):
 
 
 class AttributesNode(_Node, frozen=True, tag="attributes"):
-    """What hangs on attached objects beside their own state.
+    """The attributes of attached objects beside their own state.
 
-    ``holders``: modules, optimizers and generators among it, by name; ``changes``: of everything else.
+    ``holders``: modules, optimizers and generators among them, by name; ``changes``: for all other objects.
     """
 
     holders: dict[str, Node]
@@ -258,7 +258,7 @@ Node = (
     | AttributesNode
 )
 
-#: The kinds whose objects are loaded in place; everything else is a value.
+#: Nodes whose objects are loaded in place; all others are values.
 HOLDERS = (ModuleNode, OptimizerNode, StatefulNode, GeneratorNode, LoaderNode)
 
 
@@ -274,7 +274,7 @@ def _keys(data: bytes) -> tuple[Any, ...]:
 
 
 def encode(nodes: Mapping[str, Node]) -> bytes:
-    """Named nodes as a snapshot's tree, their one and only form.
+    """Return named nodes as a snapshot's tree, in its only legal form.
 
     Raises
     ------
@@ -288,12 +288,12 @@ def encode(nodes: Mapping[str, Node]) -> bytes:
 
 
 def decode(tree: bytes) -> dict[str, Node]:
-    """The named nodes of a snapshot's tree.
+    """Return the named nodes of a snapshot's tree.
 
     Raises
     ------
     RefusedSnapshotError
-        If the snapshot holds something else than named state.
+        If the snapshot holds no named state.
     CorruptSnapshotError
         If it is not in the form that `encode` gives it.
     """

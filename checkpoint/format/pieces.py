@@ -1,8 +1,8 @@
-"""A snapshot file in pieces: its payload lies in files of its own, which other snapshots may have, too.
+"""A snapshot file in pieces: parts of its payload lie in separate files that other snapshots may share.
 
-What is left of the file is the *rest*: header, tail and record as they are, and behind them the pieces' keys
-and a trailer. Whoever puts the pieces between header and tail has the GSNP/2 file again, byte for byte; so
-everything that reads one reads the other (docs/snapshot-format.md, section 9).
+What is left of the file is the *rest*: header, tail and record, followed by the pieces' keys and a trailer.
+The pieces put between header and tail give the GSNP/2 file again, byte for byte. So every reader of one form
+reads the other (docs/snapshot-format.md, section 9).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .checksums import digest, fingerprint
 from .gsnp import FILE_LIMIT_BYTES, RECORD_BYTES
 from .layout import CHUNK_BYTES, LARGE_BYTES, PAGE_BYTES, Placement, align
 
-#: Small storages are cut together, so that one that differs keeps few others from being shared.
+#: Small storages are cut into pieces of this size, so that a change in one prevents few others from sharing.
 SMALL_PIECE_BYTES = 64 << 10
 KEY_BYTES = 16
 TRAILER_BYTES = PAGE_BYTES
@@ -28,7 +28,7 @@ _TRAILER = struct.Struct("<8sQQ16s")
 
 
 class Piece(NamedTuple):
-    """Whole pages of a payload: the key that names their file, and where they lie in the whole file."""
+    """Whole pages of a payload: the key that names their file, and their range in the whole file."""
 
     key: bytes
     start: int
@@ -36,9 +36,9 @@ class Piece(NamedTuple):
 
 
 def piece_ranges(placement: Placement) -> tuple[tuple[int, int], ...]:
-    """Start and end of every piece of a payload, whole pages without a hole between them.
+    """Return start and end of every piece of a payload: whole pages without a gap.
 
-    Large storages are cut where their checksummed chunks begin; what small ones take, every 64 KiB.
+    Large storages are cut where their checksummed chunks begin, the region of small ones every 64 KiB.
     """
     ranges: list[tuple[int, int]] = []
     at = placement.extents[0][0] if placement.extents else placement.end
@@ -52,7 +52,7 @@ def piece_ranges(placement: Placement) -> tuple[tuple[int, int], ...]:
 
 
 def keys_and_trailer(cut_bytes: int, keys: Sequence[bytes]) -> bytes:
-    """What follows the record in a rest, of which so many bytes between header and tail are in pieces."""
+    """Return what follows the record in a rest whose payload of ``cut_bytes`` lies in pieces."""
     joined = b"".join(keys)
     page = _TRAILER.pack(TRAILER_MAGIC, cut_bytes, len(keys), fingerprint(joined))
     page = page.ljust(TRAILER_BYTES - 8, b"\0")
@@ -60,9 +60,9 @@ def keys_and_trailer(cut_bytes: int, keys: Sequence[bytes]) -> bytes:
 
 
 class FileParts:
-    """An open snapshot file, whole or a rest, read by the positions that the whole one has.
+    """An open snapshot file, whole or a rest, read by the positions of the whole file.
 
-    Of its payload ``cut_bytes`` lie elsewhere, all or none, in pieces with these ``keys``.
+    If it is a rest, ``cut_bytes`` of its payload lie in pieces with these ``keys``; else 0 and none.
     """
 
     def __init__(self, descriptor: int, payload: int) -> None:
@@ -71,7 +71,7 @@ class FileParts:
         self.length, self.cut_bytes = os.fstat(descriptor).st_size, 0
         self.keys: tuple[bytes, ...] = ()
         page = read_at(descriptor, TRAILER_BYTES, max(0, self.length - TRAILER_BYTES))
-        if page.startswith(TRAILER_MAGIC):  # which ends no whole file
+        if page.startswith(TRAILER_MAGIC):  # no whole file ends with it
             self._read_trailer(page)
 
     def _read_trailer(self, page: bytes) -> None:
@@ -90,13 +90,13 @@ class FileParts:
         self.keys = tuple(keys[at : at + KEY_BYTES] for at in range(0, KEY_BYTES * count, KEY_BYTES))
 
     def read(self, length: int, position: int) -> bytes:
-        """Bytes of header, tail or record."""
+        """Return bytes of header, tail or record."""
         here = position if position < self._payload else position - self.cut_bytes
         return read_at(self.descriptor, length, here)
 
 
 def check_pieces(keys: Sequence[bytes], placement: Placement) -> list[Piece]:
-    """The pieces of a payload with their keys; ``CorruptSnapshotError`` if there are more or fewer keys."""
+    """Return a payload's pieces, given their keys. Raise ``CorruptSnapshotError`` if the number is wrong."""
     ranges = piece_ranges(placement)
     if len(ranges) != len(keys):
         raise CorruptSnapshotError(f"it names {len(keys)} pieces, its payload has {len(ranges)}")

@@ -1,4 +1,4 @@
-"""A snapshot that lies in a file: opened, checked, read."""
+"""Open, check and read a snapshot that lies in a file."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .layout import CHUNK_BYTES
 from .pieces import FileParts, Piece, check_pieces
 from .safetensors_header import PREAMBLE_BYTES, Content, decode_preamble
 
-#: Between two moments at which a check may be ended: some hundredths of a second.
+#: Chunks between two calls of ``pause`` in a check: some hundredths of a second.
 _CHUNKS_AT_ONCE = 32
-#: What to do about a snapshot that is not what was written.
+#: Remedy for a damaged snapshot.
 DAMAGED = "use another snapshot; this one cannot be restored"
 _PIECE_REMEDY = "copy all files of its directory, or `gpuslice ramdisk export` it"
 _MISSING = "`gpuslice ramdisk ls` lists the jobs that have one"
 
 
 class SnapshotFile:
-    """A snapshot that was opened and whose structure is right; made by `open_snapshot` or a writer.
+    """An opened snapshot whose structure was checked; made by `open_snapshot` or a writer.
 
-    The payload is checked where it is used: by `view`, storage by storage, or by `verify` at once.
-    Closing it, also as a context manager, lets go of the mapping; views that live on stay valid.
+    The payload is checked when it is used: by `view`, storage by storage, or all at once by `verify`. Closing
+    the snapshot, also as a context manager, drops the mapping; views that are still held stay valid.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class SnapshotFile:
     boundary
         The mini-batch boundary at which it was taken.
     restartable
-        Whether another process can go on from it.
+        True if another process can continue from it.
     content
         Its storages and tensors.
     storages, tensors
@@ -81,11 +81,11 @@ class SnapshotFile:
 
     @property
     def closed(self) -> bool:
-        """Whether it can be read no more."""
+        """True if the snapshot was closed."""
         return self._memory is None
 
     def view(self, sid: int) -> memoryview:
-        """The bytes of storage ``sid``, read-only.
+        """Return the bytes of storage ``sid``, read-only. They are compared with their checksums.
 
         Raises
         ------
@@ -100,7 +100,7 @@ class SnapshotFile:
 
     @property
     def arena(self) -> memoryview:
-        """All of it, read-only, as a copy needs it."""
+        """The whole file, read-only, as a copy needs it."""
         if self._memory is None:
             raise UsageError(
                 f"the snapshot {self.path} (generation {self.generation}) is closed or was overwritten",
@@ -109,7 +109,7 @@ class SnapshotFile:
         return self._memory
 
     def verifier(self) -> ChecksumVerifier:
-        """An inspector for a copy out of `arena`: raises ``CorruptSnapshotError``, naming the storage."""
+        """Return an inspector for a copy out of `arena`. ``CorruptSnapshotError`` names a damaged storage."""
         return ChecksumVerifier(self.arena, self.content.placement, self.digests, corrupt=self._corrupt_at)
 
     def verify(self, pause: Callable[[], object] | None = None) -> None:
@@ -118,12 +118,12 @@ class SnapshotFile:
         Parameters
         ----------
         pause
-            Called now and then; what it raises ends the check.
+            Called now and then; an exception from it ends the check.
 
         Raises
         ------
         CorruptSnapshotError
-            Naming the first storage whose bytes are not what was written.
+            Naming the first storage whose bytes differ from those that were written.
         """
         if pause is None:  # small ones together are worth a second thread
             self._compare(0, self.record.chunks)
@@ -141,7 +141,7 @@ class SnapshotFile:
                 raise self._corrupt_at(offset)
 
     def _corrupt_at(self, offset: int) -> CorruptSnapshotError:
-        """The error for the storage that has the chunk which begins there."""
+        """Return the error for the storage whose chunk begins at ``offset``."""
         sizes = self.content.layout.sizes
         for sid, (start, nbytes) in enumerate(zip(self.offsets, sizes, strict=True)):
             if start <= offset < start + nbytes:
@@ -151,11 +151,11 @@ class SnapshotFile:
         return CorruptSnapshotError(f"{self.path}: the bytes at {offset} are damaged", DAMAGED)
 
     def close(self) -> None:
-        """Let go of the mapping."""
+        """Drop the mapping."""
         self._memory = None
 
     def attach(self, memory: memoryview) -> None:
-        """Read from another mapping of the same bytes from now on; the caller vouches for them."""
+        """Read from another mapping of the same bytes from now on. The caller vouches for them."""
         self._memory = memory.toreadonly()
 
     def __enter__(self) -> Self:
@@ -166,12 +166,12 @@ class SnapshotFile:
 
 
 def open_snapshot(path: Path) -> SnapshotFile:
-    """Open a snapshot file that may come from anywhere.
+    """Open a snapshot file of any origin and check its structure.
 
     Raises
     ------
     CorruptSnapshotError
-        If it is not exactly what a writer of GSNP/2 writes.
+        If it is not exactly in the form that a writer of GSNP/2 gives it.
     RefusedSnapshotError
         If it is missing, a link, foreign, writable by others, or of another version.
     AddressSpaceError
@@ -182,7 +182,7 @@ def open_snapshot(path: Path) -> SnapshotFile:
 
 
 def read_snapshot(descriptor: int, path: Path) -> SnapshotFile:
-    """`open_snapshot`, of a file that is open and belongs at ``path``."""
+    """Read a snapshot from an open file that belongs at ``path``. Otherwise like `open_snapshot`."""
     with _naming(path), heap.uncollected():
         record, parts = _read_record(descriptor)
         content, tree, digests = read_description(parts.read, record)
@@ -194,7 +194,7 @@ def read_snapshot(descriptor: int, path: Path) -> SnapshotFile:
 
 
 def record_of(path: Path) -> Record:
-    """The record of a snapshot file, of which nothing else is read; raises as `open_snapshot`."""
+    """Return the record of a snapshot file; nothing else is read. Raises like `open_snapshot`."""
     with _opened(path, f"there is no snapshot {path}", _MISSING) as descriptor, _naming(path):
         return _read_record(descriptor)[0]
 
@@ -213,7 +213,7 @@ def _opened(path: Path, missing: str, remedy: str) -> Iterator[int]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Inside the block, what goes wrong is an error that names the file."""
+    """Run the block, and add the file's name to errors that it raises."""
     try:
         yield
     except SnapshotError as error:
@@ -223,7 +223,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _read_record(descriptor: int) -> tuple[Record, FileParts]:
-    """The record of an open snapshot file, fit for that file; nothing else is read."""
+    """Return the record of an open snapshot file, checked against the file, and the file's parts."""
     payload, position = decode_preamble(read_at(descriptor, PREAMBLE_BYTES, 0))
     parts = FileParts(descriptor, payload)
     if position + RECORD_BYTES > parts.length:
@@ -239,7 +239,7 @@ def _read_record(descriptor: int) -> tuple[Record, FileParts]:
 
 
 def map_pieces(path: Path, descriptor: int, record: Record, pieces: Sequence[Piece]) -> memoryview:
-    """The whole file put together of its open rest and its pieces, which lie beside it; nothing is copied."""
+    """Return the whole file, mapped from its open rest and its pieces beside it. Nothing is copied."""
     memory = map_nothing(record.file_len)
     map_over(memory[: record.payload], descriptor)
     map_over(memory[record.tail :], descriptor, record.payload)
@@ -253,22 +253,22 @@ def map_pieces(path: Path, descriptor: int, record: Record, pieces: Sequence[Pie
 
 
 def piece_path(path: Path, key: bytes) -> Path:
-    """Where the piece of a slot's snapshot with that key lies."""
+    """Return the path of a piece of a slot's snapshot, given its key."""
     return path.with_name(f"{path.stem}.{key.hex()}")
 
 
 def read_description(read: Callable[[int, int], bytes], record: Record) -> tuple[Content, bytes, Digests]:
-    """Content, tree and digests, from private copies of header, metadata and table that are checked.
+    """Return content, tree and digests, from checked private copies of header, metadata and table.
 
     Parameters
     ----------
     read
-        Gives so many bytes of the whole file from a position on; never asked for the payload's.
+        Returns bytes of the whole file, given length and position; never asked for the payload.
 
     Raises
     ------
     CorruptSnapshotError
-        If they are not what a writer of GSNP/2 writes.
+        If they are not in the form that a writer of GSNP/2 gives them.
     """
     header = read(record.payload, 0)
     data = read(record.table - record.tail, record.tail)
@@ -286,7 +286,10 @@ def read_description(read: Callable[[int, int], bytes], record: Record) -> tuple
 
 
 def _content(record: Record, metadata: Metadata, header: bytes) -> Content:
-    """What the checksums cannot vouch for: that the parts fit together exactly as a writer makes them."""
+    """Return the content, after a check that all parts fit together exactly as a writer makes them.
+
+    Checksums cannot vouch for that.
+    """
     sizes = [row.nbytes for row in metadata.storages]
     if min(sizes, default=0) < 0 or sum(sizes) > record.tail - record.payload:
         raise CorruptSnapshotError("a storage has an absurd size")

@@ -1,7 +1,7 @@
-"""The safetensors header: what makes a snapshot readable by any safetensors library.
+"""The safetensors header, which makes a snapshot readable by any safetensors library.
 
-Every byte of the file after the header belongs to exactly one entry, as safetensors demands: storages
-by the name of the tensor that covers them, paddings, the tail and the unused rest as plain bytes.
+Every byte after the header belongs to exactly one entry, as safetensors demands. A storage has the name of
+the tensor that covers it; paddings, the tail and the unused rest are plain bytes.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from .layout import PAGE_BYTES, Layout, Placement, TensorSpec, align, place
 
 _PREFIX = b'{"__metadata__":{"format":"pt","gsnp":"%d","record":"'
 _POSITION_DIGITS = 20
-#: Bytes a reader needs to find the record: length, prefix, position of the record.
+#: Bytes that a reader needs to find the record: length, prefix, position of the record.
 PREAMBLE_BYTES = 8 + len(_PREFIX % VERSION) + _POSITION_DIGITS
-#: Begins the names of the entries that are no tensors; tensors whose path begins like this go unnamed.
+#: Prefix of the names of entries that are no tensors. Tensors whose path begins with it get no name.
 _RESERVED = "__"
-#: An entry is longer than this. A header with less room for each storage has one entry for all of them.
+#: Every entry is longer than this. A header with less room per storage has one entry for all storages.
 _LEAST_ENTRY_BYTES = 48
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a snapshot holds, checked, with the parts of its description that follow from that alone.
+    """The checked content of a snapshot, and the parts of its description that follow from it.
 
-    ``payload`` is where the first storage lies, ``rows`` are the storages as the metadata lists them, and
-    ``entries`` the header's entries for storages and the paddings between them.
+    ``payload`` is the position of the first storage, ``rows`` are the storages as the metadata lists them,
+    and ``entries`` the header's entries for storages and the paddings between them.
     """
 
     layout: Layout
@@ -61,7 +61,7 @@ class Content:
 
     @classmethod
     def build(cls, layout: Layout, payload: int, tensors: Sequence[TensorSpec]) -> Content:
-        """Check and describe; ``UsageError`` names a tensor that does not fit its storage."""
+        """Check storages and tensors, and describe them. ``UsageError`` names a tensor that does not fit."""
         problem = check_tensors(tensors, layout.sizes)
         if problem:
             raise UsageError(problem, "describe tensors as torch does: shape, stride and offset in elements")
@@ -77,7 +77,7 @@ class Content:
     def complete(
         self, record: Record, tree: bytes, digests: Digests, extend: Callable[[int], int]
     ) -> tuple[Record, bytes, bytes]:
-        """What goes around the payload: the record, complete now, the header, and the tail with the record.
+        """Return the completed record, the header, and the tail with the record.
 
         Parameters
         ----------
@@ -120,10 +120,10 @@ class Content:
         return record, header, metadata + checksums + record.encode()
 
     def header(self, record: Record) -> bytes:
-        """The header, ``payload`` bytes long with its length field.
+        """Return the header, ``payload`` bytes long with its length field.
 
-        A storage that one row-major tensor covers goes by that tensor's name, type and shape, any other
-        is plain bytes. If the names are too long for the room, all are plain bytes; if the entries are, one
+        A storage that one row-major tensor covers has that tensor's name, type and shape; any other is plain
+        bytes. If the names do not fit, all storages are plain bytes. If those entries do not fit either, one
         entry stands for all storages.
         """
         text = self._render(record, self.entries)
@@ -143,10 +143,10 @@ class Content:
 
 
 def header_room(layout: Layout) -> int:
-    """Return how many bytes to leave for the header, a multiple of the page size.
+    """Return how many bytes to reserve for the header, a multiple of the page size.
 
-    The form without names fits for certain, and so does the one with names of everyday length. Of more
-    storages than 64 MiB can tell, the header has one entry.
+    The form without names always fits, and so does the form with names of usual length. If 64 MiB cannot list
+    all storages, the header has one entry for all.
 
     Raises
     ------
@@ -161,7 +161,7 @@ def header_room(layout: Layout) -> int:
 
 
 def _owners(tensors: Sequence[TensorSpec], sizes: Sequence[int]) -> dict[int, TensorSpec]:
-    """For each storage the first tensor that may give it its name."""
+    """Return for each storage the first tensor that may give it a name."""
     owners: dict[int, TensorSpec] = {}
     names: set[str] = set()
     for tensor in tensors:
@@ -178,7 +178,7 @@ def _owners(tensors: Sequence[TensorSpec], sizes: Sequence[int]) -> dict[int, Te
 
 
 def covers(tensor: TensorSpec, nbytes: int) -> bool:
-    """Whether ``tensor`` is the whole of its storage of ``nbytes`` bytes, in row-major order."""
+    """Return True if ``tensor`` is all of its storage of ``nbytes`` bytes, in row-major order."""
     elements = 1
     for size, step in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
         if size != 1 and step != elements:
@@ -188,7 +188,7 @@ def covers(tensor: TensorSpec, nbytes: int) -> bool:
 
 
 def _entries(layout: Layout, placement: Placement, payload: int, owners: Mapping[int, TensorSpec]) -> str:
-    """Storages and the paddings between them, in the order of the file."""
+    """Return the entries of storages and the paddings between them, in the order of the file."""
     entries: dict[str, object] = {}
     at, pads = 0, count()
     for offset, nbytes, sid in sorted(zip(placement.offsets, layout.sizes, count(), strict=False)):
@@ -209,13 +209,13 @@ def _one_entry(placement: Placement, payload: int) -> str:
 
 
 def _entry(begin: int, end: int, owner: TensorSpec | None = None) -> dict[str, object]:
-    """A tensor, or plain bytes."""
+    """Return the entry of a tensor, or of plain bytes."""
     dtype, shape = (DTYPES[owner.dtype].safetensors, owner.shape) if owner else ("U8", (end - begin,))
     return {"dtype": dtype, "shape": shape, "data_offsets": (begin, end)}
 
 
 def _text(entries: Mapping[str, object]) -> str:
-    """Entries without the braces around them."""
+    """Return entries as JSON without the braces around them."""
     return json.dumps(entries, separators=(",", ":"))[1:-1]
 
 
@@ -224,9 +224,9 @@ def _prefix(record: Record) -> bytes:
 
 
 def decode_preamble(data: bytes) -> tuple[int, int]:
-    """Where payload and record of a file begin, from its first ``PREAMBLE_BYTES``.
+    """Return where a file's payload and record begin, from its first ``PREAMBLE_BYTES``.
 
-    ``CorruptSnapshotError`` if this is no GSNP file, ``RefusedSnapshotError`` if it is of another version.
+    ``CorruptSnapshotError`` if this is no GSNP file, ``RefusedSnapshotError`` if it has another version.
     """
     mark = _PREFIX % VERSION
     head, _, _ = mark.partition(str(VERSION).encode())

@@ -1,8 +1,8 @@
-"""Tagged JSON for everything that is not a tensor: what may be saved, and how it comes back.
+"""Tagged JSON for values that are no tensors: which values can be saved, and how they are restored.
 
-A plain JSON ``null``, ``true``, ``false``, string, or integer up to 2**53 stands for itself. Anything
-else is an array that begins with a tag. There are no JSON objects, no class is ever looked up by
-name, and nothing is pickled. A value has one form: what `encode` would not write is not decoded.
+A plain JSON ``null``, ``true``, ``false``, string, or integer up to 2**53 stands for itself. All other values
+are arrays that begin with a tag. There are no JSON objects, no class is looked up by name, and nothing is
+pickled. A value has one form: text that `encode` would not write is not decoded.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gpuslice.errors import CorruptSnapshotError, UsageError
 
 DEPTH_LIMIT = 64
 _EXACT_INT = 2**53
-#: Kinds of NumPy's scalars: no objects.
+#: Kinds of NumPy's scalars that can be saved: all but objects.
 _SCALAR_KINDS = "biufcSUmM"
-#: What malformed parts make a builder raise, or the encoding of what it has built.
+#: Exceptions that a builder raises for malformed parts, or the encoder for what was built.
 _MALFORMED = (
     *(ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError),
     *(SyntaxError, UsageError, msgspec.DecodeError),
@@ -66,7 +66,7 @@ def _encode(value: Any, levels: int) -> object:
     return _LEAVES[name](value)
 
 
-#: By the name of the type, so that nobody has to import torch for it.
+#: Encoders by the name of the type, so that torch need not be imported.
 _LEAVES: dict[str, Callable[[Any], list[object]]] = {
     "builtins.int": lambda value: ["int", hex(value)],
     "builtins.float": lambda value: ["float", value.hex()],
@@ -79,12 +79,12 @@ _LEAVES: dict[str, Callable[[Any], list[object]]] = {
 
 
 def decode(tree: bytes) -> Any:
-    """Give the value back.
+    """Return the value that the bytes encode.
 
     Raises
     ------
     CorruptSnapshotError
-        If the bytes are not what `encode` writes.
+        If `encode` would not have written these bytes.
     """
     try:
         value = _decode(msgspec.json.decode(tree))
@@ -109,7 +109,7 @@ def _torch() -> Any:
     return torch
 
 
-#: By tag, what makes the value from what follows it.
+#: Builders by tag: each makes a value from the parts that follow the tag.
 _BUILDERS: dict[str, Callable[..., object]] = {
     "list": lambda *items: [_decode(item) for item in items],
     "tuple": lambda *items: tuple(map(_decode, items)),
