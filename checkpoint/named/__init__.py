@@ -1,4 +1,4 @@
-"""The named state of an attached job: described for a snapshot, checked and loaded back in any process.
+"""The named state of an attached job: describe it for a snapshot, check it, and load it in any process.
 
 Public face: ``state.describe``, ``state.check``, ``process_rng``.
 """

@@ -1,4 +1,4 @@
-"""Classes by the name that a snapshot has of them; only those that the process has loaded are found.
+"""Find classes by the name that a snapshot gives; only classes that the process has loaded are found.
 
 Nothing is imported and no code of a class runs. A class counts only if its objects are plain data: a named
 tuple, a data class, an enumeration, or a container.

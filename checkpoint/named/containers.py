@@ -1,7 +1,7 @@
-"""Containers and plain data objects that keep their kind: what a `KindNode` says of one, and one made of it.
+"""Describe containers and plain data objects by a `KindNode`, and make them again from one.
 
-A container that is there is refilled, so that its class, its default factory and everybody's references
-stay. Otherwise one is made without a call to its class's own code.
+An existing container is refilled, so that its class, its default factory and all references to it stay.
+Otherwise a new one is made without calling its class's own code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpuslice.errors import RefusedSnapshotError, UsageError
 from . import classes
 from .plain_objects import attributes, set_attribute
 
-#: By name. The first one that a value is an instance of is its kind.
+#: Base classes by the name of the kind. The first that fits a value gives its kind.
 _KINDS: dict[str, type] = {
     "counter": Counter,
     "defaultdict": defaultdict,
@@ -37,14 +37,14 @@ _KINDS: dict[str, type] = {
     "set": set,
     "frozenset": frozenset,
 }
-#: Factories of a default dictionary that a file may name.
+#: Factories of default dictionaries that a file may name.
 _FACTORIES: dict[str, type] = {
     kind.__name__: kind for kind in (bool, float, int, str, dict, list, set, tuple)
 }
 
 
 class Describes(Protocol):
-    """What describes the parts of a container."""
+    """The object that describes the parts of a container."""
 
     def node(self, value: Any, path: str) -> Node: ...
 
@@ -54,7 +54,7 @@ class Describes(Protocol):
 
 
 class Filling(NamedTuple):
-    """How a value comes about, once its content is loaded.
+    """How a value is made, once its content is loaded.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ def has_own_factory(value: object) -> bool:
 
 
 def filling(node: KindNode, live: Any, path: str) -> Filling:
-    """Return how the value that a node describes comes about.
+    """Return how to make the value that a node describes.
 
     Raises
     ------
@@ -167,7 +167,7 @@ def known_parts(node: KindNode, live: Any) -> Any:
 
 
 def _check_content(node: KindNode, kind: Any, path: str) -> None:
-    """Refuse content that no object of the kind can have: a file is not trusted."""
+    """Raise ``RefusedSnapshotError`` for content that the kind cannot have: files are not trusted."""
     data, own = node.data, node.attributes
     if node.kind == "enum":
         good = _value(data) in kind.__members__
@@ -235,7 +235,8 @@ def _can_be_key(part: Any) -> bool:
 def _check_factory(kind: str, detail: Any, path: str) -> None:
     if kind == "defaultdict" and detail is not None and detail not in _FACTORIES:
         raise RefusedSnapshotError(
-            f"{path} is a default dictionary whose factory no file can name", "have it there before attach"
+            f"{path} is a default dictionary whose factory no file can name",
+            "create it before gpuslice.attach",
         )
 
 
@@ -278,12 +279,15 @@ def _fill_object(target: Any, content: Mapping[str, Any], _own: Mapping[str, Any
 
 
 def _each(items: Iterable[Any]) -> Iterable[Any]:
-    """One by one: a set that is given another collection may take over its order."""
+    """Return an iterator over the items.
+
+    A set that is updated from another collection may take over that collection's order.
+    """
     return iter(items)
 
 
 def is_data_object(value: object) -> bool:
-    """Return True if a value of this class can be described by its content alone."""
+    """Return True if an object of this class can be described by its content alone."""
     kind = type(value)
     if isinstance(value, (*_KINDS.values(), tuple, Enum)):
         return True
@@ -291,7 +295,7 @@ def is_data_object(value: object) -> bool:
 
 
 def refill(live: Any, value: Any) -> Any:
-    """Put a loaded container into the live one, so that its type and everybody's references stay."""
+    """Put a loaded container into the live one, so that its type and all references to it stay."""
     if isinstance(live, MutableMapping) and isinstance(value, dict):
         live.clear()
         live.update(value)

@@ -1,7 +1,7 @@
-"""Live objects -> nodes: what ``gpuslice.attach`` accepts, and how each kind is described.
+"""Describe live objects as nodes: which objects ``gpuslice.attach`` accepts, and the node of each kind.
 
-Nothing is copied here. Tensors are collected as they are, on their devices, in the order in which
-the nodes refer to them; whoever writes the snapshot copies their storages.
+Nothing is copied here. Tensors are collected as they are, on their devices, in the order in which the nodes
+refer to them. The writer of the snapshot copies their storages.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from gpuslice.errors import UsageError
 from . import containers, gradient_buckets, shards, subclasses
 from .generators import Generator, generator_state, own_generators
 
-#: Names that begin so are the runtime's, not the user's.
+#: Names with this prefix are the runtime's, not the user's.
 OWN_PREFIX = "gpuslice."
 _SCALARS = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 _MAX_DEPTH = 48
 
 
 def is_holder(value: object) -> bool:
-    """Whether ``value`` is loaded in place as a whole: a module, an optimizer, a loader, a generator, ..."""
+    """Return True if ``value`` is loaded in place as a whole: a module, optimizer, loader or generator."""
     return isinstance(value, DataLoader | Generator) or is_stateful(value)
 
 
 def is_stateful(value: object) -> bool:
-    """Whether ``value`` has ``state_dict`` and ``load_state_dict``."""
+    """Return True if ``value`` has ``state_dict`` and ``load_state_dict``."""
     return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
@@ -61,24 +61,24 @@ class Describable(Protocol):
 
 
 def keeps_own_state_dict(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer's class saves itself in its own way, which then is the way to follow."""
+    """Return True if the optimizer's class overrides ``state_dict``. Its own method must then be used."""
     return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """The module behind ``torch.compile``, so that compiled and plain ones share their names."""
+    """Return the module behind ``torch.compile``, so that compiled and plain modules share their names."""
     original = getattr(module, "_orig_mod", module)
     return original if isinstance(original, torch.nn.Module) else module
 
 
 def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and all buffers by qualified name; tied ones under each of their names."""
+    """Return parameters and all buffers by qualified name; tied ones under each of their names."""
     tensors: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     return tensors | dict(module.named_buffers(remove_duplicate=False))
 
 
 def extra_states(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The submodules that define ``get_extra_state``."""
+    """Yield the submodules that define ``get_extra_state``, with their names."""
     for name, part in module.named_modules(remove_duplicate=False):
         if type(part).get_extra_state is not torch.nn.Module.get_extra_state:
             yield name, part
@@ -98,9 +98,9 @@ class Describer:
         (path, strided tensor) pairs; a ``TensorNode``'s index points here.
     covered, optimized
         Ids of the tensors described, and of the optimizers' parameters with the optimizer's path: what an
-        optimizer steps but nobody saves is an error of the script.
+        optimizer steps but no attached object saves is an error of the script.
     unsaved
-        What the description lacks, and why.
+        Objects that the description lacks, and why.
     """
 
     def __init__(self, names: Mapping[int, str] | None = None) -> None:
@@ -112,7 +112,7 @@ class Describer:
         self._depth = 0
 
     def node(self, value: Any, path: str) -> Node:
-        """Describe one object; ``UsageError`` names the path of what cannot be saved."""
+        """Return the node of one object. ``UsageError`` names the path of a part that cannot be saved."""
         if path.startswith(OWN_PREFIX) and isinstance(value, Describable):
             return value.describe(self, path)
         self._depth += 1
@@ -153,7 +153,7 @@ class Describer:
         yield (list, tuple), self.items
 
     def tensor(self, tensor: torch.Tensor, path: str) -> AnyTensorNode:
-        """Describe a tensor of any layout, with the gradient that it keeps."""
+        """Return the node of a tensor of any layout, with the gradient that it keeps."""
         if tensor.grad_fn is not None and not tensor.is_leaf:
             raise UsageError(
                 f"{path} is part of an autograd graph", "attach x.detach(); a graph cannot be saved"
@@ -277,7 +277,7 @@ class Describer:
         return GeneratorNode(library, self.node(state, path))
 
     def mapping(self, mapping: Mapping[Any, Any], path: str) -> DictNode | ValueNode:
-        """Describe the items of a dictionary."""
+        """Return the node of a dictionary's items."""
         for key in mapping:
             if not _is_key(key):
                 raise UsageError(f"{path} has {_article(key)} as a key", "use text or numbers")
@@ -287,7 +287,7 @@ class Describer:
         return DictNode.of(items, path)
 
     def items(self, sequence: Sequence[Any], path: str) -> Node:
-        """Describe the items of a list or tuple."""
+        """Return the node of the items of a list or tuple."""
         if all(map(_is_scalar, sequence)):
             return ValueNode.of(tuple(sequence) if isinstance(sequence, tuple) else list(sequence), path)
         items = [self.node(item, f"{path}[{index}]") for index, item in enumerate(sequence)]

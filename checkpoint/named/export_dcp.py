@@ -1,4 +1,4 @@
-"""A snapshot as a checkpoint of torch.distributed.checkpoint: every tensor by its name."""
+"""Export a snapshot as a checkpoint of torch.distributed.checkpoint: every tensor by its name."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from gpuslice.errors import UsageError
 
 from .snapshot_tensors import Source
 
-#: How torch is told that no other process takes part. Before 2.7 it has no such option, and looks whether
+#: The option that tells torch that no other process takes part. Before 2.7 torch has none, and checks if
 #: there is a process group.
 ALONE: dict[str, Any] = {"no_dist": True} if "no_dist" in signature(save).parameters else {}
 
 
 def export_dcp(snapshot: SnapshotFile, path: Path) -> int:
-    """Write the tensors of ``snapshot`` as the directory ``path``, checking storages; returns their number.
+    """Write the tensors of ``snapshot`` as the directory ``path``, and return their number.
 
-    Tied tensors are written once each, as torch does it; a second tensor of the same name gets ``#2`` added.
-    Torch itself writes the files, and its ``.metadata`` is a pickle: gpuslice never reads it.
+    Storages are checked on the way. Tied tensors are written once each, as torch does; a second tensor of the
+    same name gets ``#2`` added. Torch itself writes the files. Its ``.metadata`` is a pickle, which gpuslice
+    never reads.
 
     Raises
     ------
@@ -42,7 +43,7 @@ def export_dcp(snapshot: SnapshotFile, path: Path) -> int:
     source = Source(snapshot)
     tensors = {name: source.tensor(spec) for name, spec in named_tensors(snapshot)}
     with written_beside(path) as partial, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is only one process
+        warnings.simplefilter("ignore")  # torch warns that there is only one process
         partial.mkdir()
         try:
             save(tensors, storage_writer=FileSystemWriter(partial), **ALONE)
@@ -52,7 +53,7 @@ def export_dcp(snapshot: SnapshotFile, path: Path) -> int:
 
 
 def _reason(error: CheckpointException) -> str:
-    """What the system said, if that is behind it: torch's own words are about positions in its file."""
+    """Return the system's reason for a failure, if any: torch's text is about positions in its file."""
     failure, _ = next(iter(error.failures.values()))
     cause: BaseException | None = failure
     while cause is not None and not (isinstance(cause, OSError) and cause.strerror):

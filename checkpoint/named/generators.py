@@ -1,4 +1,4 @@
-"""Random number generator objects of torch, NumPy and the standard library: found, read, checked and set."""
+"""Random number generators of torch, NumPy and the standard library: find, read, check and set them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import torch
 from gpuslice.errors import RefusedSnapshotError
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-#: What the libraries raise when they are given something that is no state of theirs.
+#: Exceptions of the libraries for a value that is none of their states.
 NO_STATE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-#: Words of a Mersenne Twister, and bytes of a state of torch's.
+#: Words of a Mersenne Twister, and bytes of torch's state.
 _WORDS, _TORCH_BYTES = 624, 5056
-#: What holds no generator of a loader's.
+#: Types that hold no generator of a loader.
 _OPAQUE = (torch.Tensor, torch.nn.Module, np.ndarray, ModuleType, type, str, bytes, int, float, complex)
-#: How deep, how wide and how far a loader's own things are searched; beyond is data.
+#: Limits of the search in a loader's attributes: depth, items of a container, objects. Beyond them is data.
 _MAX_DEPTH, _MAX_ITEMS, _MAX_OBJECTS = 8, 64, 10_000
 
 
 def generator_state(generator: Generator) -> tuple[str, Any]:
-    """Which library a generator is of, and its state as tensors, arrays and plain values."""
+    """Return the library of a generator, and its state as tensors, arrays and plain values."""
     if isinstance(generator, torch.Generator):
         return f"torch {generator.device.type}", generator.get_state()
     if isinstance(generator, np.random.Generator):
@@ -39,7 +39,7 @@ def generator_state(generator: Generator) -> tuple[str, Any]:
 
 
 def set_generator_state(generator: Generator, state: Any) -> None:
-    """Set what ``generator_state`` returned."""
+    """Set a state that `generator_state` returned."""
     if isinstance(generator, torch.Generator):
         _set_torch_state(generator, state.cpu())
     elif isinstance(generator, np.random.Generator):
@@ -51,22 +51,22 @@ def set_generator_state(generator: Generator, state: Any) -> None:
 
 
 def _set_torch_state(generator: torch.Generator, state: torch.Tensor) -> None:
-    """A GPU's generator that has the state already is left alone.
+    """Set a torch generator's state, unless it is on a GPU and has that state already.
 
-    To set one also has PyTorch begin cuDNN's dropout in recurrent networks anew, with numbers from that
-    generator (``reset_rnn_state`` in ATen/cuda/CUDAGeneratorImpl.h).
+    Setting one on a GPU also makes PyTorch initialize cuDNN's dropout in recurrent networks anew, with
+    numbers from that generator (``reset_rnn_state`` in ATen/cuda/CUDAGeneratorImpl.h).
     """
     if generator.device.type != "cuda" or not torch.equal(generator.get_state(), state):
         generator.set_state(state)
 
 
 def check_generator_state(generator: Generator, state: Any, path: str) -> None:
-    """See whether a generator can go on from a state that a file held; changes nothing.
+    """Check that a generator can continue from a state that a file held. Changes nothing.
 
-    torch and NumPy take states with which they then draw from beyond their words (``is_valid`` in
+    torch and NumPy accept states with which they then read beyond their words (``is_valid`` in
     ATen/core/MT19937RNGEngine.h; ``state`` in numpy/random/_mt19937.pyx and _philox.pyx), and states whose
-    numbers never change, so that some distributions wait for ever. So another generator is set to it, and
-    looked at.
+    numbers never change, so that some distributions loop for ever. So the state is set in another generator,
+    and inspected there.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def check_generator_state(generator: Generator, state: Any, path: str) -> None:
 
 
 def _another(generator: Generator) -> Generator | None:
-    """One of the same kind that nobody draws from; ``None`` for kinds of others, who know their states."""
+    """Return a new generator of the same kind; None for kinds of other libraries, which know their states."""
     if isinstance(generator, torch.Generator):
         return torch.Generator(generator.device)
     if isinstance(generator, random.Random):
@@ -103,7 +103,7 @@ def _another(generator: Generator) -> Generator | None:
 
 
 def _flaw(library: str, state: Any) -> str:
-    """What is wrong with a state that a generator of a library has; "" if it can be drawn from."""
+    """Return the flaw in a state of a library's generator; "" if numbers can be drawn from it."""
     beyond = stuck = False  # it draws from beyond its words; its numbers may never change
     match library.removeprefix("numpy ").removeprefix("legacy "):
         case "torch cpu" if len(state) == _TORCH_BYTES:
@@ -125,23 +125,23 @@ def _flaw(library: str, state: Any) -> str:
 
 
 def _all_zero(words: np.ndarray[Any, Any]) -> bool:
-    """Whether a Mersenne Twister has nothing to mix: of the first word only the highest bit counts."""
+    """Return True if a Mersenne Twister's words are zero. Only the highest bit of the first word counts."""
     return not words[1:].any() and words[0] < 2**31
 
 
 def own_generators(loader: object) -> list[Generator]:
-    """The generators that a loader draws from, each once, in an order that equal scripts share.
+    """Return the generators that a loader draws from, each once, in an order that equal scripts share.
 
-    They are looked for in the attributes of the loader, its samplers, its dataset (and what that wraps), its
-    transforms and ``collate_fn``, and in what functions hold: closures, default and partial arguments. What
-    workers that stay hold belongs to the pass, not to the loader.
+    They are looked for in the attributes of the loader, its samplers, its dataset (and wrapped datasets), its
+    transforms and ``collate_fn``, and in what functions hold: closures, default and partial arguments.
+    Generators held by persistent workers belong to the pass, not to the loader.
     """
     parts = {name: part for name, part in getattr(loader, "__dict__", {}).items() if name != "_iterator"}
     return list(_generators_in(parts.values(), _MAX_DEPTH, {}))
 
 
 def _generators_in(items: Iterable[object], depth: int, seen: dict[int, object]) -> Iterator[Generator]:
-    """Those that are behind some objects, as far as they can be a loader's own: not in large or deep data."""
+    """Yield the generators behind some objects. Large or deep data is not searched."""
     for item in items:
         if id(item) in seen or len(seen) > _MAX_OBJECTS:
             continue
@@ -153,7 +153,7 @@ def _generators_in(items: Iterable[object], depth: int, seen: dict[int, object])
 
 
 def _parts(item: Any) -> Iterable[object]:
-    """What an object holds, as a script would see it."""
+    """Return what an object holds, as a script would see it."""
     if isinstance(item, (list, tuple, dict)):
         items = list(item.values()) if isinstance(item, dict) else item
         return items if len(items) <= _MAX_ITEMS else ()

@@ -1,9 +1,9 @@
 """The buckets in which DDP adds up gradients: a restarted rank uses those of the process before it.
 
-DDP lays gradients out in buckets: by the order of the parameters at first, and after the first backward pass
-anew, by the order in which gradients became ready. Where a gradient lies decides in which order the ranks'
-values are added. So with three ranks or more a process that begins with the first layout would round its
-first step differently from one that went on. A snapshot records the layout, and a restart begins with it.
+DDP lays gradients out in buckets: at first in the order of the parameters, after the first backward pass in
+the order in which gradients became ready. The place of a gradient decides in which order the ranks' values
+are added. With three ranks or more, a process that begins with the first layout would therefore round its
+first step differently. A snapshot records the layout, and a restart begins with it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import distributed
 
 #: Numbers of parameters, bucket by bucket.
 Buckets = Sequence[Sequence[int]]
-#: Which DDP logs while it is asked to, and every how many iterations it does so by itself.
+#: The entry of DDP's log that has the layout, and its usual interval in iterations.
 _LAYOUT, _USUAL_RATE = "rebuilt_per_bucket_param_indices", 100
 
 
 def replicated_parts(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """The submodules, ``module`` among them, that are a ``DistributedDataParallel``, with their names."""
+    """Yield the submodules of type ``DistributedDataParallel``, ``module`` included, with their names."""
     parallel = sys.modules.get("torch.nn.parallel.distributed")
     if parallel is not None and distributed.is_available() and distributed.is_initialized():
         for name, part in module.named_modules(remove_duplicate=False):
@@ -33,9 +33,9 @@ def replicated_parts(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def layout(part: Any) -> list[list[int]]:
-    """The buckets that ``part`` has made by the order of gradients; none before it has."""
+    """Return the buckets that ``part`` has made by the order of gradients; an empty list before that."""
     if _LAYOUT not in part._get_ddp_logging_data():
-        # It notes them at its next logged iteration; that may be far away.
+        # DDP notes the buckets at its next logged iteration, which may be far away.
         part._set_ddp_runtime_logging_sample_rate(1)
         part.logger.set_runtime_stats_and_log()
         part._set_ddp_runtime_logging_sample_rate(_USUAL_RATE)
@@ -46,7 +46,7 @@ def layout(part: Any) -> list[list[int]]:
 def lay_out(part: Any, buckets: Buckets) -> None:
     """Give ``part`` these buckets, as if it had made them itself.
 
-    Left alone is one that has other parameters, a communication hook, a static graph or mixed precision.
+    Nothing happens if it has other parameters, a communication hook, a static graph or mixed precision.
     """
     parameters, sparse = part._build_params_for_reducer()
     special = part.static_graph or part.mixed_precision or part._get_ddp_logging_data().get("comm_hook")
@@ -59,8 +59,8 @@ def lay_out(part: Any, buckets: Buckets) -> None:
 
 @contextmanager
 def _assigned(buckets: Buckets, limit_bytes: int) -> Iterator[None]:
-    """Let torch find these buckets where it computes some by size; it turns their order round."""
-    library: Any = distributed  # its stubs do not have what is private
+    """Make torch use these buckets where it computes some by size, inside the block. It reverses them."""
+    library: Any = distributed  # the stubs lack private functions
     assign = library._compute_bucket_assignment_by_size
     found = [list(bucket) for bucket in reversed(buckets)], [limit_bytes] * len(buckets)
     library._compute_bucket_assignment_by_size = lambda *_: found

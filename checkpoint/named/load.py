@@ -1,8 +1,8 @@
-"""Nodes -> live objects, in two steps: everything is checked first, and only then anything is changed.
+"""Load nodes into live objects, in two steps: everything is checked before anything is changed.
 
-``Checker.check`` compares a node with the live object that it is meant for and returns a ``Load``: a
-function that, given a ``Maker``, brings the object into the recorded state and returns the result (the
-object itself where it is loaded in place, else a new value).
+``Checker.check`` compares a node with the live object that it is meant for, and returns a ``Load``: a
+function that, given a ``Maker``, restores the recorded state and returns the result (the live object if it
+was loaded in place, else a new value).
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ _REMEDY = "restore into the objects of the script that wrote the snapshot"
 
 @runtime_checkable
 class Comparable(Protocol):
-    """An object that compares itself with what a snapshot has of it."""
+    """An object that compares itself with a snapshot's node."""
 
     def compare(self, checker: Checker, node: Node, path: str) -> Load: ...
 
 
 class Checker:
-    """Compares nodes with live objects; nothing is modified before a returned ``Load`` is called.
+    """Compares nodes with live objects. Nothing changes before a returned ``Load`` is called.
 
     Attributes
     ----------
@@ -96,12 +96,12 @@ class Checker:
         self.source = source
         #: Attached tensors by name.
         self.tensors: Mapping[str, torch.Tensor] = {} if like is None else like.tensors
-        #: Whether the snapshot has the attributes of objects, too.
+        #: True if the snapshot has the attributes of objects, too.
         self.with_attributes: bool = like is not None and like.with_attributes
         self.devices: dict[str, torch.device] = {} if like is None else like.devices
         #: Plain tensors that exist under names: entries, live tensors, paths.
         self._named: list[tuple[TensorNode, torch.Tensor, str]] = [] if like is None else like._named
-        #: Generators, what makes their states, paths.
+        #: Generators, functions that load their states, paths.
         self._generators: list[tuple[Generator, Load, str]] = [] if like is None else like._generators
 
     def check(self, node: Node, live: Any, path: str) -> Load:
@@ -121,7 +121,7 @@ class Checker:
         if isinstance(node, KindNode):
             return self._kind(node, live, path)
         if not isinstance(node, ValueNode):
-            raise RefusedSnapshotError(f"{path} was saved as what only attributes can be", _REMEDY)
+            raise RefusedSnapshotError(f"{path} was saved as a node that only attributes can have", _REMEDY)
         value = node.value()
         return lambda _maker: refill(live, copy.deepcopy(value))
 
@@ -174,7 +174,7 @@ class Checker:
         raise RefusedSnapshotError(f"{path} is a {type(live).__name__} here, but a {kind} was saved", _REMEDY)
 
     def named_tensor(self, node: AnyTensorNode, live: torch.Tensor, path: str) -> Load:
-        """A tensor that exists under a name: layout, shape and dtype must fit; loaded in place."""
+        """Prepare to load a tensor in place that exists under a name. Layout, shape and dtype must fit."""
         if isinstance(node, ShardNode):
             return self._shard(node, live, live, path)
         subclasses.verify(self.source, node, path)
@@ -200,9 +200,10 @@ class Checker:
         return lambda maker: _set_data(live, maker.make(node, live.device))
 
     def finish(self) -> None:
-        """When all was compared: two names of one live memory need one value, and a snapshot may hold two.
+        """Check what needs all nodes: generator states, and that names of one live memory have one value.
 
-        ``RefusedSnapshotError`` if it does, or if a generator cannot go on from what was saved of it.
+        Raise ``RefusedSnapshotError`` if two names of one tensor differ in the snapshot, or if a generator
+        cannot continue from its saved state.
         """
         maker = Maker(self.source, {})
         for generator, load, path in self._generators:
@@ -219,13 +220,13 @@ class Checker:
                 )
 
     def _shard(self, node: ShardNode, live: Any, like: Any, path: str) -> Load:
-        """A distributed tensor; ``like`` tells where a new one belongs."""
+        """Prepare to load a distributed tensor; ``like`` says where a new one belongs."""
         load = load_shard(self.source, node, live, like, path)
         self.devices.setdefault(node.local.device, like.device)
         return load
 
     def _loose_tensor(self, node: AnyTensorNode, live: Any, path: str) -> Load:
-        """A tensor inside a container: loaded in place if it fits what is there, else made anew."""
+        """Prepare to load a tensor of a container: in place if it fits the live one, else as a new tensor."""
         if isinstance(node, ShardNode):
             return self._shard(node, live, live, path)
         subclasses.verify(self.source, node, path)
@@ -274,7 +275,7 @@ class Checker:
         return load
 
     def _optimizer(self, node: OptimizerNode, optimizer: torch.optim.Optimizer, path: str) -> Load:
-        """The state is written directly: ``load_state_dict`` would cast it to the parameter's dtype."""
+        """Prepare to load an optimizer directly: ``load_state_dict`` would cast to the parameters' dtype."""
         groups = param_groups.parameters(node, optimizer, self.tensors, path)
         live = [*optimizer.param_groups, *({} for _ in groups)]
         options = [
@@ -319,9 +320,10 @@ class Checker:
         kept: Mapping[Any, dict[Any, Any]],
         path: str,
     ) -> Load:
-        """What an optimizer keeps of a parameter that was on ``recorded``: it goes where the parameter is.
+        """Prepare to load an optimizer's state of one parameter, which was on ``recorded``.
 
-        But not ``step``, which torch keeps on the host unless the update is fused or capturable.
+        The state moves with the parameter, except ``step``: torch keeps it on the host unless the update is
+        fused or capturable.
         """
         live, known = kept.get(parameter), dict[Any, Load]()
         there = live or {}
@@ -345,7 +347,7 @@ class Checker:
     def _loader(self, node: LoaderNode, loader: DataLoader[Any], path: str) -> Load:
         generators = own_generators(loader)
         if len(generators) != len(node.generators) and self.with_attributes:
-            return lambda _maker: loader  # it makes generators as it goes: they come with its attributes
+            return lambda _maker: loader  # it makes generators later: they come with its attributes
         if len(generators) != len(node.generators):
             raise RefusedSnapshotError(
                 f"{path} has {len(generators)} generators here, but {len(node.generators)} were saved",

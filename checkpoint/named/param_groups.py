@@ -70,7 +70,7 @@ def _shapes(groups: Sequence[Sequence[torch.Tensor]]) -> list[list[list[int]]]:
 
 
 def arrange(optimizer: torch.optim.Optimizer, groups: Sequence[Sequence[torch.Tensor]]) -> None:
-    """Have an optimizer's groups hold these parameters, in place; add and remove groups as needed."""
+    """Make an optimizer's groups hold these parameters, in place. Groups are added and removed as needed."""
     del optimizer.param_groups[len(groups) :]
     for index, group in enumerate(groups):
         if index == len(optimizer.param_groups):
@@ -79,7 +79,10 @@ def arrange(optimizer: torch.optim.Optimizer, groups: Sequence[Sequence[torch.Te
 
 
 def own_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[Any, Any]]:
-    """By parameter, the state that may be loaded in place: beside its parameter, and nobody else's memory."""
+    """Return the state, by parameter, that may be loaded in place.
+
+    Such a state lies on its parameter's device and shares no memory.
+    """
     states = {
         parameter: state
         for parameter, state in optimizer.state.items()
@@ -105,9 +108,9 @@ def own_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[Any, Any]]:
 
 
 def skip_groups_that_are_there(optimizers: Iterable[torch.optim.Optimizer]) -> Callable[[], None]:
-    """Let a script add a group once more that was restored already; returns what ends that.
+    """Make ``add_param_group`` ignore groups that were restored already. Return a function that ends it.
 
-    A restarted script runs the code before its pass again, and with it an ``add_param_group`` that was done.
+    A restarted script runs the code before its pass again, and with it an ``add_param_group`` of before.
     """
     changed = [optimizer for optimizer in optimizers if "add_param_group" not in vars(optimizer)]
     for optimizer in changed:

@@ -1,17 +1,17 @@
-"""Python objects by what their instances hold: the attributes of ``__dict__`` and of ``__slots__``."""
+"""Attributes of Python objects: those in ``__dict__`` and in ``__slots__``."""
 
 from __future__ import annotations
 
 import copyreg
 from typing import Any
 
-#: CPython's flag of types whose dictionaries are not part of their instances' size.
+#: CPython's flag of types whose instances' size does not include the dictionary.
 _MANAGED_DICT = 1 << 4
 _POINTER_BYTES = tuple.__itemsize__
 
 
 def attributes(item: object) -> dict[str, Any]:
-    """Return all attributes of the instance, those in slots last."""
+    """Return all attributes of the instance; those in slots come last."""
     found = dict(getattr(item, "__dict__", None) or {})
     for name in slot_names(type(item)):
         try:
@@ -22,7 +22,7 @@ def attributes(item: object) -> dict[str, Any]:
 
 
 def set_attribute(item: object, name: str, value: object) -> None:
-    """Set an attribute of the instance, past the class's own ``__setattr__`` and properties."""
+    """Set an attribute of the instance, without the class's own ``__setattr__`` and properties."""
     if name not in slot_names(type(item)) and hasattr(item, "__dict__"):
         vars(item)[name] = value
     else:

@@ -1,7 +1,7 @@
 """The random number generators that a whole process shares: random, numpy's legacy one, torch, every GPU.
 
-Generators that somebody holds in a variable are not among them: nobody else can draw from those while
-their owner is parked, and a job that restarts in another process names them like the rest of its state.
+Generators in variables are not among them. No other code can draw from those while their owner is parked, and
+a job that restarts in another process names them like the rest of its state.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gpuslice.errors import RefusedSnapshotError
 
 from .generators import NO_STATE, Generator, check_generator_state, generator_state, set_generator_state
 
-#: What the functions of ``random`` and ``np.random`` are methods of.
+#: The objects whose methods ``random`` and ``np.random`` offer as functions.
 _RANDOM, _NUMPY = random._inst, np.random.mtrand._rand
 
 
 def capture() -> dict[str, object]:
-    """All states, as `generator_state` gives them.
+    """Return all states, in the form that `generator_state` gives them.
 
     Keys: ``random``, ``numpy``, ``torch``, and ``cuda`` (one state per device) if CUDA is in use.
     """
@@ -37,7 +37,7 @@ def capture() -> dict[str, object]:
 
 
 def check(states: Any, gpus: Mapping[int, int]) -> None:
-    """See whether states that a file held can be put back; changes nothing.
+    """Check that states from a file can be restored. Changes nothing.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def check(states: Any, gpus: Mapping[int, int]) -> None:
     Raises
     ------
     RefusedSnapshotError
-        If they are no such states, or nobody could go on from them.
+        If they are no such states, or no generator could continue from them.
     """
     try:
         pairs = _paired(states, gpus)
@@ -58,7 +58,7 @@ def check(states: Any, gpus: Mapping[int, int]) -> None:
 
 
 def restore(states: Mapping[str, Any], gpus: Mapping[int, int] | None = None) -> None:
-    """Put the states of `capture` back.
+    """Restore the states that `capture` returned.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def restore(states: Mapping[str, Any], gpus: Mapping[int, int] | None = None) ->
 
 
 def _paired(states: Mapping[str, Any], gpus: Mapping[int, int] | None) -> list[tuple[Generator, Any]]:
-    """Each generator that is here, with its state."""
+    """Return each generator of this process with its state."""
     numpy = states["numpy"]
     if not isinstance(numpy, Mapping):  # as it was saved before generators had one form
         kind, keys, position, has_gauss, gauss = numpy

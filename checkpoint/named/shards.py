@@ -1,4 +1,4 @@
-"""Distributed tensors (``DTensor``): a rank saves the part that it has, and loads it into the same part."""
+"""Distributed tensors (``DTensor``): each rank saves its own part, and loads it into the same part."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _REMEDY = "restore on as many ranks, with the same parallel plan, as wrote the s
 
 
 def is_distributed(value: object) -> bool:
-    """Whether it is a ``DTensor``; a process that has not imported that module has none."""
+    """Return True if the object is a ``DTensor``. Without that module imported there is none."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's memory of a distributed tensor."""
+    """Return this rank's part of a distributed tensor."""
     local: torch.Tensor = cast("DTensor", tensor)._local_tensor
     return local.detach()
 
 
 def shard_node(tensor: torch.Tensor, path: str, describe: Callable[[torch.Tensor, str], Any]) -> ShardNode:
-    """Describe a distributed tensor, with the gradient that it keeps; ``describe`` takes its local part."""
+    """Return the node of a distributed tensor and its gradient. ``describe`` describes the local part."""
     local = describe(local_part(tensor), path)
     gradient = tensor.grad
     grad = None if gradient is None else shard_node(gradient.detach(), f"{path}.grad", describe)
@@ -43,9 +43,9 @@ def shard_node(tensor: torch.Tensor, path: str, describe: Callable[[torch.Tensor
 
 
 def load_shard(source: Source, node: ShardNode, live: Any, like: Any, path: str) -> LoadTensor:
-    """A function that loads an entry into ``live``, or makes a new one on the mesh of ``like``.
+    """Return a function that loads an entry into ``live``, or makes a new tensor on the mesh of ``like``.
 
-    ``RefusedSnapshotError`` if ``like`` is no distributed tensor, or is laid out otherwise.
+    ``RefusedSnapshotError`` if ``like`` is no distributed tensor, or has another layout.
     """
     source.verify(node.local)
     if not is_distributed(like):

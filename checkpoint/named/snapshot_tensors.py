@@ -1,4 +1,4 @@
-"""The tensors of an opened snapshot as torch tensors, and their way into live ones, bit for bit."""
+"""The tensors of an opened snapshot as torch tensors, and copying them into live ones, bit for bit."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from gpuslice.checkpoint.format.reader import SnapshotFile
 from gpuslice.errors import CorruptSnapshotError, RefusedSnapshotError
 from gpuslice.kernels.host import copies
 
-#: Types of the same size: copying through them keeps every bit, of NaNs too, and works for every dtype.
+#: Types by size: a copy through them keeps every bit, those of NaNs too, and works for every dtype.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _LAYOUTS = {str(layout).removeprefix("torch."): layout for layout in SPARSE_PARTS}
 
 
 def tensor_spec(path: str, tensor: torch.Tensor, sid: int) -> TensorSpec:
-    """How a snapshot describes a strided tensor over storage ``sid``."""
+    """Return a snapshot's description of a strided tensor over storage ``sid``."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return TensorSpec(path, sid, dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
 class NumberedStorages:
-    """Storages that a snapshot has because of named tensors, behind those that it has anyway.
+    """Storages that a snapshot contains for named tensors only, numbered after its other storages.
 
     Parameters
     ----------
     specs
-        Of the others; grows.
+        Descriptions of the other storages; the list grows.
     sids
-        Their numbers by ``_cdata``.
+        Numbers of the other storages by ``_cdata``.
     """
 
     def __init__(self, specs: list[StorageSpec], sids: dict[int, int]) -> None:
@@ -47,7 +47,7 @@ class NumberedStorages:
         self._sids = sids
 
     def sid_of(self, storage: torch.UntypedStorage, path: str) -> int:
-        """The number of a storage, which gets one if it has none yet."""
+        """Return the number of a storage. A new storage gets the next number."""
         if storage._cdata not in self._sids:
             self._sids[storage._cdata] = len(self.specs)
             self.specs.append(StorageSpec(storage.nbytes(), str(storage.device), path))
@@ -56,7 +56,7 @@ class NumberedStorages:
 
 
 def check_device(recorded: str, path: str) -> None:
-    """``RefusedSnapshotError``, naming the path, if what was recorded is the name of no torch device."""
+    """Raise ``RefusedSnapshotError``, naming the path, unless ``recorded`` is the name of a torch device."""
     try:
         torch.device(recorded)
     except RuntimeError as error:
@@ -80,47 +80,47 @@ def _check_requires_grad(required: bool, spec: TensorSpec) -> None:
 
 
 class Source:
-    """Reads the tensors of one snapshot; every storage is verified before it is used.
+    """Reads the tensors of one snapshot. Every storage is verified before it is used.
 
     Parameters
     ----------
     snapshot
         An opened snapshot; must stay open while this is used.
     verify
-        Whether bytes are compared with their checksums.
+        True to compare bytes with their checksums.
     """
 
     def __init__(self, snapshot: SnapshotFile, *, verify: bool = True) -> None:
         self._snapshot = snapshot
-        #: Storages that need not be compared any more; ``None``: nobody has begun to.
+        #: Storages that were verified; None before the first.
         self._proven: set[int] | None = None if verify else set(range(len(snapshot.storages)))
         self._strict: Source | None = None
         if not verify:
             self._strict = Source(snapshot)
-            self._strict._proven = set()  # only the storages that are asked for, one by one
+            self._strict._proven = set()  # verify only storages in use, one by one
 
     @property
     def strict(self) -> Source:
-        """The same, but bytes are compared in any case: those that torch takes at their word."""
+        """A source of the same snapshot that always verifies: for bytes that torch would use unchecked."""
         return self._strict or self
 
     def spec(self, node: TensorNode) -> TensorSpec:
-        """What the snapshot says about the entry."""
+        """Return the snapshot's description of the entry."""
         if not 0 <= node.index < len(self._snapshot.tensors):
             raise RefusedSnapshotError(f"{self._snapshot.path} refers to a tensor that it does not hold")
         return self._snapshot.tensors[node.index]
 
     def key(self, node: TensorNode) -> tuple[Any, ...]:
-        """What tells two entries apart that are not the same memory in the snapshot."""
+        """Return a key that is equal for two entries only if they are the same memory in the snapshot."""
         spec = self.spec(node)
         return spec.sid, spec.offset, spec.shape, spec.stride, spec.dtype
 
     def view(self, node: TensorNode) -> torch.Tensor:
-        """The entry as a CPU tensor over the snapshot's own memory; only ever to be copied from."""
+        """Return the entry as a CPU tensor over the snapshot's own memory. Only copy from it."""
         return self.tensor(self.spec(node))
 
     def tensor(self, spec: TensorSpec) -> torch.Tensor:
-        """One of the snapshot's tensors as a CPU tensor over its own memory; only ever to be copied from."""
+        """Return one of the snapshot's tensors as a CPU tensor over its own memory. Only copy from it."""
         self._check(spec.sid)
         empty = torch.empty(0, dtype=_dtype(spec))
         # Storages begin at multiples of 256 bytes, and therefore of every element's size.
@@ -128,7 +128,7 @@ class Source:
         return empty.set_(self._memory, start, spec.shape, spec.stride)
 
     def copy_into(self, live: torch.Tensor, node: TensorNode) -> None:
-        """Copy the entry into a live tensor of the same shape and dtype; strides and devices may differ."""
+        """Copy the entry into a live tensor of the same shape and dtype. Strides and devices may differ."""
         with _mode_of(live), torch.no_grad():
             target, source = live.detach(), self.view(node)
             if target.is_conj() or target.is_neg():
@@ -138,11 +138,11 @@ class Source:
             _once(target).view(bits).copy_(_once(source).view(bits))
 
     def storage_bytes(self, sid: int) -> int:
-        """The size of one of the snapshot's storages."""
+        """Return the size of one of the snapshot's storages."""
         return self._snapshot.storages[sid].nbytes
 
     def storage(self, sid: int, device: torch.device) -> torch.UntypedStorage:
-        """A new storage on ``device`` with the bytes of one of the snapshot's."""
+        """Return a new storage on ``device`` with the bytes of one of the snapshot's storages."""
         self._check(sid)
         start, nbytes = self._snapshot.offsets[sid], self._snapshot.storages[sid].nbytes
         if device.type == "cpu":
@@ -154,7 +154,7 @@ class Source:
         return whole.to(device, copy=True).untyped_storage()
 
     def verify(self, node: TensorNode | SparseNode | QuantizedNode) -> None:
-        """See whether the entry, and its gradient, can be loaded; ``SnapshotError``, naming it, if not."""
+        """Check that the entry and its gradient can be loaded. ``SnapshotError`` names it if not."""
         if isinstance(node, TensorNode):
             spec = self.spec(node)
             self._check(spec.sid)
@@ -176,10 +176,10 @@ class Source:
             _check_requires_grad(node.requires_grad, self.spec(node.parts[-1]))
 
     def _check(self, sid: int) -> None:
-        """Have a storage's bytes checked, the first time all of them together; ``CorruptSnapshotError``."""
+        """Verify a storage's bytes; at the first call those of all. Raise ``CorruptSnapshotError``."""
         if self._proven is None:
             self._proven = set()
-            with suppress(CorruptSnapshotError):  # then only the storages that are needed have to be whole
+            with suppress(CorruptSnapshotError):  # then storages are verified one by one
                 self._snapshot.verify()
                 self._proven.update(range(len(self._snapshot.storages)))
         if sid not in self._proven:
@@ -188,16 +188,16 @@ class Source:
 
     @functools.cached_property
     def _memory(self) -> torch.UntypedStorage:
-        """The whole snapshot, as the host has it mapped."""
+        """The whole snapshot, as it is mapped on the host."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch dislikes read-only memory; nobody writes here
+            warnings.simplefilter("ignore")  # torch warns of read-only memory; no code writes to it
             return torch.frombuffer(self._snapshot.arena, dtype=torch.uint8).untyped_storage()
 
 
 class Maker:
-    """Makes new tensors from a snapshot; those that shared memory when they were saved share it again.
+    """Makes new tensors from a snapshot. Tensors that shared memory when they were saved share it again.
 
-    ``devices`` says where those of a recorded device go: learned from the live tensors that were matched.
+    ``devices`` maps recorded devices to present ones, as matched live tensors have shown.
     """
 
     def __init__(self, source: Source, devices: Mapping[str, torch.device]) -> None:
@@ -207,7 +207,7 @@ class Maker:
         self._live: set[tuple[int, torch.device]] = set()
 
     def share(self, node: TensorNode, live: torch.Tensor) -> None:
-        """Have new tensors share the memory of a live one if they shared that of its entry."""
+        """Make new tensors share a live tensor's memory if they shared the memory of its entry."""
         spec, storage = self._source.spec(node), live.untyped_storage()
         same = live.storage_offset() == spec.offset and live.stride() == spec.stride
         if same and storage.nbytes() == self._source.storage_bytes(spec.sid):
@@ -216,7 +216,7 @@ class Maker:
                 self._live.add(key)
 
     def onto(self, recorded: str, device: torch.device) -> Maker:
-        """The same maker for what belongs to something that was on ``recorded`` and is on ``device`` now."""
+        """Return a maker that puts on ``device`` what was on ``recorded``; otherwise the same."""
         if self._devices.get(recorded) == device:
             return self
         other = copy.copy(self)
@@ -224,7 +224,7 @@ class Maker:
         return other
 
     def device(self, recorded: str) -> torch.device:
-        """The device here for what was on ``recorded``."""
+        """Return the present device for what was on ``recorded``."""
         if recorded in self._devices:
             return self._devices[recorded]
         device = torch.device(recorded)
@@ -236,7 +236,7 @@ class Maker:
     def make(
         self, node: TensorNode | SparseNode | QuantizedNode, device: torch.device | None = None
     ) -> torch.Tensor:
-        """A new tensor as the node describes it, without gradient."""
+        """Return a new tensor as the node describes it, without gradient."""
         if isinstance(node, TensorNode):
             return self._strided(node, device).requires_grad_(node.requires_grad)
         made = _assemble(node, [self._strided(part, device) for part in node.parts])
@@ -255,12 +255,12 @@ class Maker:
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype hold the same bytes."""
+    """Return True if two tensors of one shape and dtype hold the same bytes."""
     return torch.equal(*(tensor.reshape(-1).contiguous().view(torch.uint8) for tensor in (first, second)))
 
 
 def _mode_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """In which ``tensor`` can be written to; entered only where that is another one."""
+    """Return a context in which ``tensor`` can be written: inference mode on or off, as the tensor needs."""
     inference = tensor.is_inference()
     return (
         nullcontext() if torch.is_inference_mode_enabled() == inference else torch.inference_mode(inference)
@@ -268,7 +268,7 @@ def _mode_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without the repetitions of ``expand``: each element of memory at most once."""
+    """Return the tensor without the repetitions of ``expand``: each element of memory at most once."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -300,18 +300,18 @@ LoadTensor = Callable[[Maker], torch.Tensor]
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is a strided view of one storage and nothing more; a wrapper holds several."""
+    """Return True if the tensor is a strided view of one storage; a wrapper holds several."""
     strided = tensor.layout is torch.strided and not tensor.is_quantized
     return strided and not hasattr(type(tensor), "__tensor_flatten__")
 
 
 def alike(spec: TensorSpec, live: torch.Tensor) -> bool:
-    """Whether dtype and shape are the same."""
+    """Return True if dtype and shape are the same."""
     return live.dtype is getattr(torch, spec.dtype, None) and live.shape == spec.shape
 
 
 def fits(source: Source, node: TensorNode, live: Any) -> bool:
-    """Whether the live object is a plain leaf tensor with the entry's dtype, shape and strides."""
+    """Return True if the live object is a plain leaf tensor with the entry's dtype, shape and strides."""
     if not (isinstance(live, torch.Tensor) and is_plain(live) and live.is_leaf):
         return False
     spec = source.spec(node)
@@ -319,9 +319,9 @@ def fits(source: Source, node: TensorNode, live: Any) -> bool:
 
 
 def into(source: Source, node: TensorNode, live: torch.Tensor) -> LoadTensor:
-    """A function that loads an entry into a live tensor that is `alike`, with its gradient.
+    """Return a function that loads an entry, and its gradient, into a live tensor that is `alike`.
 
-    ``RefusedSnapshotError`` if the tensor cannot have the gradient that was saved of it.
+    ``RefusedSnapshotError`` if the tensor cannot have the gradient that was saved.
     """
     if node.grad is not None and live.is_leaf:
         _check_gradient(source, node, node.grad, live)
@@ -339,9 +339,9 @@ def into(source: Source, node: TensorNode, live: torch.Tensor) -> LoadTensor:
 def into_or_new(
     source: Source, node: TensorNode, live: Any, device: torch.device | None = None
 ) -> LoadTensor:
-    """A function that loads an entry into what is there, if it fits, or else makes a tensor.
+    """Return a function that loads an entry into the live tensor, if it fits, or else makes a new one.
 
-    It must be on ``device``; by default where the live one is, and a new one where it was.
+    The tensor must be on ``device``. By default it is where the live one is, and a new one where it was.
     """
     if fits(source, node, live) and device in (None, live.device):
         return into(source, node, live)
@@ -353,7 +353,7 @@ def _check_gradient(
 ) -> None:
     values = source.spec(gradient if isinstance(gradient, TensorNode) else gradient.parts[-1])
     shape = values.shape if isinstance(gradient, TensorNode) else gradient.shape
-    # Later versions of torch let a script say what its gradients are; `None`: anything.
+    # Later versions of torch let a script set the dtype of gradients; None allows any.
     wanted = getattr(live, "grad_dtype", live.dtype)
     if shape != live.shape or wanted not in (None, getattr(torch, values.dtype, None)):
         raise RefusedSnapshotError(
@@ -363,7 +363,7 @@ def _check_gradient(
 
 
 def _complete(source: Source, node: TensorNode, live: torch.Tensor, maker: Maker) -> None:
-    """What else a leaf has: whether it requires a gradient, and the one that it keeps."""
+    """Load what else a leaf has: whether it requires a gradient, and its gradient."""
     if live.requires_grad != node.requires_grad:
         live.requires_grad_(node.requires_grad)
     if node.grad is None:

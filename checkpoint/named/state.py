@@ -1,7 +1,7 @@
-"""Named state of an attached job: live objects -> tree and tensors, and back.
+"""Named state of an attached job: convert live objects to tree and tensors, and back.
 
-``describe`` turns objects under names into what a snapshot stores; ``check`` compares a snapshot with
-live objects without changing anything; ``Restoration.apply`` loads. docs/training-scripts.md says what
+``describe`` turns objects under names into what a snapshot stores; ``check`` compares a snapshot with live
+objects without changing anything; ``Restoration.apply`` loads. docs/training-scripts.md says which objects
 can be named.
 """
 
@@ -25,13 +25,13 @@ from .load import Checker, Load
 from .param_groups import tensors_by_name
 from .snapshot_tensors import Maker, Source
 
-#: The runtime's own entries that older snapshots lack; tensors of its others stay on the host.
+#: The runtime's own entries that older snapshots lack. Tensors of its other entries stay on the host.
 LIKE_NAMED = ("gpuslice.attributes", "gpuslice.pass", "gpuslice.loader")
 
 
 @dataclass(frozen=True)
 class NamedState:
-    """Objects under names, described.
+    """The description of objects under names.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class NamedState:
     tensors
         (path, strided tensor on whatever device), in the order of the indices.
     unsaved
-        What could not be saved, and why: then no other process can go on from it.
+        What could not be saved, and why. If there is any, no other process can continue from it.
     """
 
     tree: bytes
@@ -49,7 +49,7 @@ class NamedState:
 
 
 def describe(named: Mapping[str, object]) -> NamedState:
-    """Describe the objects; copies nothing.
+    """Return the description of the objects. Nothing is copied.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def describe(named: Mapping[str, object]) -> NamedState:
 
 @dataclass(frozen=True)
 class Restoration:
-    """A snapshot that fits live objects, ready to be loaded into them; the snapshot must stay open."""
+    """A snapshot that fits live objects, ready to be loaded into them. The snapshot must stay open."""
 
     _source: Source
     _loads: Mapping[str, Load]
@@ -76,18 +76,18 @@ class Restoration:
 
     @property
     def gpus(self) -> dict[int, int]:
-        """The index here of each GPU of the snapshot, as far as live tensors showed it."""
+        """Present index of each GPU of the snapshot, as live tensors have shown."""
         pairs = [(torch.device(recorded), live) for recorded, live in self._devices.items()]
         return {
             there.index or 0: here.index or 0 for there, here in pairs if there.type == here.type == "cuda"
         }
 
     def value(self, name: str) -> Any:
-        """What `apply` will give under a name that was none of a live object; changes nothing."""
+        """Return what `apply` will give for a name without a live object. Changes nothing."""
         return self._loads[name](Maker(self._source, {}))
 
     def apply(self) -> dict[str, Any]:
-        """Load everything; returns the objects by name, new ones where the live one was a plain value."""
+        """Load everything, and return the objects by name; new objects for plain values."""
         moving, staying = Maker(self._source, self._devices), Maker(self._source, {})
         with heap.uncollected():
             return {name: load(staying if _is_own(name) else moving) for name, load in self._loads.items()}
@@ -102,16 +102,16 @@ def check(
     loose: Collection[str] = (),
     verify: bool = True,
 ) -> Restoration:
-    """Compare a snapshot with the objects that are to be loaded; changes nothing.
+    """Compare a snapshot with the live objects to load. Return the restoration; changes nothing.
 
     Parameters
     ----------
     entire
-        Whether it may hold nothing besides that the script has named.
+        True to refuse a snapshot that holds other names of the script.
     loose
-        Names of values that need not fit what is there: then they are made anew.
+        Names of values that need not fit the live ones. New ones are made then.
     verify
-        Whether the tensors' bytes are compared with their checksums. Those of random states always are.
+        True to compare the tensors' bytes with their checksums. Those of random states always are.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Tensors of a class of their own: taken apart by ``__tensor_flatten__``, and put together by their class.
+"""Tensors of a class of their own: taken apart by ``__tensor_flatten__``, and made again by their class.
 
-States of optimizers in 8 bits are such tensors. A snapshot has their parts and the class's name; the class is
-one that the process has defined, and nothing is unpickled. What cannot be taken apart is not saved, and the
-snapshot says so: the job is suspended all the same, but no other process can go on.
+States of optimizers in 8 bits are such tensors. A snapshot has their parts and the class's name. The class
+must be one that the process has defined, and nothing is unpickled. A tensor that cannot be taken apart is not
+saved, and the snapshot says so: the job is suspended all the same, but no other process can continue from it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_of_own_class(tensor: torch.Tensor) -> bool:
 
 
 def describe(tensor: torch.Tensor, path: str, part: Describe, strided: Describe) -> AnyTensorNode:
-    """Describe a tensor of its own class. What cannot be saved becomes an ``UnsavedNode`` that says why.
+    """Return the node of a tensor of its own class; an ``UnsavedNode`` with the reason if it cannot be saved.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def describe(tensor: torch.Tensor, path: str, part: Describe, strided: Describe)
 
 
 def _comes_back(tensor: torch.Tensor, inner: Mapping[str, torch.Tensor], context: object) -> bool:
-    """Return True if the class makes a tensor of itself from the parts; nothing is copied."""
+    """Return True if the class makes a tensor of its own type from the parts. Nothing is copied."""
     kind: Any = type(tensor)
     try:
         made = kind.__tensor_unflatten__(dict(inner), context, tensor.shape, tensor.stride())
@@ -88,7 +88,7 @@ def _comes_back(tensor: torch.Tensor, inner: Mapping[str, torch.Tensor], context
 
 
 def _as_memory(tensor: torch.Tensor, path: str, what: str, strided: Describe) -> AnyTensorNode:
-    """Describe a tensor whose class adds methods only, over memory of torch's."""
+    """Return the node of a tensor whose class only adds methods to memory of torch's."""
     if not torch._C._has_storage(tensor) or tensor.layout is not torch.strided:
         return UnsavedNode(f"{what}, which has no __tensor_flatten__")
     if vars(tensor):
@@ -104,12 +104,12 @@ def _as_memory(tensor: torch.Tensor, path: str, what: str, strided: Describe) ->
 
 
 def load(source: Source, node: FlattenedNode, live: Any, path: str, *, named: bool = False) -> LoadTensor:
-    """A function that loads an entry into what is there, if it fits, or else makes a tensor.
+    """Return a function that loads an entry into the live tensor, if it fits, or else makes a new one.
 
     Parameters
     ----------
     named
-        Whether it has to be loaded into what is there.
+        True if the entry must be loaded into the live tensor.
 
     Raises
     ------
@@ -124,7 +124,9 @@ def load(source: Source, node: FlattenedNode, live: Any, path: str, *, named: bo
             "restore into the objects of the script that wrote the snapshot",
         )
     if loads is None:
-        _put_together(source, kind, node, lambda one: _copy(source, one), path)  # whether it can be done
+        _put_together(
+            source, kind, node, lambda one: _copy(source, one), path
+        )  # fails early if the class cannot make one
         return lambda maker: _put_together(source, kind, node, lambda one: _make(maker, one), path)
 
     def load_in_place(maker: Maker) -> torch.Tensor:
@@ -139,7 +141,7 @@ def load(source: Source, node: FlattenedNode, live: Any, path: str, *, named: bo
 
 
 def make(source: Source, maker: Maker, node: AnyTensorNode, path: str) -> torch.Tensor:
-    """A new tensor of any kind, but for distributed ones."""
+    """Return a new tensor of any kind except distributed ones."""
     if not isinstance(node, FlattenedNode):
         return _make(maker, node)
     kind = _find(node.kind, None, path)
@@ -149,7 +151,7 @@ def make(source: Source, maker: Maker, node: AnyTensorNode, path: str) -> torch.
 def _in_place(
     source: Source, node: FlattenedNode, live: Any, kind: type[torch.Tensor]
 ) -> list[LoadTensor] | None:
-    """What loads each part into that of the live tensor; ``None`` if something does not fit."""
+    """Return functions that load each part into that of the live tensor; None if a part does not fit."""
     if type(live) is not kind or tuple(live.shape) != node.shape:
         return None
     if "" in node.parts:
@@ -213,15 +215,17 @@ def _make(maker: Maker, node: AnyTensorNode) -> torch.Tensor:
 
 
 def _copy(source: Source, node: AnyTensorNode) -> torch.Tensor:
-    """A part as the class may have it to try: it must not write to the snapshot."""
+    """Return a copy of a part that the class may try out: it must not write to the snapshot."""
     assert isinstance(node, (TensorNode, SparseNode, QuantizedNode))
     return Maker(source, {}).make(node, torch.device("cpu")).detach()
 
 
 def verify(source: Source, node: AnyTensorNode, path: str) -> None:
-    """See whether an entry, and all that it is made of, can be loaded; ``SnapshotError`` if not."""
+    """Check that an entry and all of its parts can be loaded. Raise ``SnapshotError`` if not."""
     if isinstance(node, UnsavedNode):
-        raise RefusedSnapshotError(f"the snapshot lacks a tensor: {node.reason}", "begin anew")
+        raise RefusedSnapshotError(
+            f"the snapshot lacks a tensor: {node.reason}", "start the job without the snapshot"
+        )
     if isinstance(node, ShardNode):
         raise RefusedSnapshotError(f"{path} has distributed parts, which a tensor of its own class has not")
     if not isinstance(node, FlattenedNode):
@@ -234,7 +238,7 @@ def verify(source: Source, node: AnyTensorNode, path: str) -> None:
 
 
 def _find(name: str, live: Any, path: str) -> Any:
-    """The class of tensors with a name: that of the live tensor, or one that the process has defined."""
+    """Return the tensor class with a name: the live tensor's, or one that the process has defined."""
     if name_of(type(live)) == name:
         return type(live)
     found = [kind for kind in heap.family(torch.Tensor) if name_of(kind) == name]

@@ -1,7 +1,7 @@
-"""Named state on its way to another process: a snapshot file that has no name and lies in memory.
+"""Send named state to another process: as a snapshot file without a name that lies in memory.
 
-It is written and read like any other one. So what arrives is compared with the live objects before anything
-is changed, and nothing is unpickled.
+It is written and read like any other snapshot. So it is compared with the live objects before anything is
+changed, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .state import NamedState
 
 @contextmanager
 def memory_file() -> Iterator[int]:
-    """A file for a state, by its descriptor; its memory goes with the last mapping."""
+    """Yield the descriptor of a new file in memory. The memory is freed with the last mapping."""
     descriptor = os.memfd_create("gpuslice-state", os.MFD_CLOEXEC)
     try:
         yield descriptor
@@ -34,13 +34,13 @@ def memory_file() -> Iterator[int]:
 
 
 def file_bytes(descriptor: int) -> torch.Tensor:
-    """All of a file: uint8, one dimension, shared with it."""
+    """Return all of a file as a uint8 tensor of one dimension that shares its memory."""
     nbytes = os.fstat(descriptor).st_size
     return torch.frombuffer(map_file(descriptor, nbytes, writable=True), dtype=torch.uint8)
 
 
 def write_state(descriptor: int, state: NamedState) -> None:
-    """Write a snapshot of a state into an empty file; each storage once, however many tensors share it.
+    """Write a snapshot of a state into an empty file. A storage that several tensors share is written once.
 
     Raises
     ------
