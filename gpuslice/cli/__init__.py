@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "up": "gpuslice.cli.up",
     "submit": "gpuslice.cli.submit",
     "ps": "gpuslice.cli.ps",
+    "show": "gpuslice.cli.show",
     "logs": "gpuslice.cli.logs",
     "wait": "gpuslice.cli.wait",
     "cancel": "gpuslice.cli.cancel",
@@ -51,9 +52,9 @@ COMMANDS: dict[str, str] = {
 #: Options before the command: which scheduler, if not the one of a directory here.
 _SCHEDULER = {"--connect": "GPUSLICE_CONNECT", "--curve-keys": "GPUSLICE_CURVE_KEYS"}
 #: The commands that such a scheduler answers, or that say that it cannot.
-_ASK_A_SCHEDULER = frozenset({"submit", "ps", "logs", "wait", "cancel", "suspend", "resume", "migrate"}) | {
-    *("weight", "events", "top", "timeline", "down")
-}
+_ASK_A_SCHEDULER = frozenset(
+    {"submit", "ps", "show", "logs", "wait", "cancel", "suspend", "resume", "migrate"}
+) | {*("weight", "events", "top", "timeline", "down")}
 #: What a shell reports of a program that nobody reads any more (SIGPIPE).
 _NOBODY_READS = 141
 

@@ -20,7 +20,7 @@ from gpuslice.config import parse_duration
 from gpuslice.errors import EnvironmentUnusableError, NoSchedulerError, UsageError
 from gpuslice.verbs import JobInfo
 
-from . import event_line, tables
+from . import event_line, job_details, job_table, tables
 from .scheduler_options import named_scheduler
 
 if TYPE_CHECKING:
@@ -71,7 +71,13 @@ def _left_by(nobody: NoSchedulerError) -> StoppedScheduler:
     return stopped
 
 
-def ps(*, as_json: bool = False, watch: bool = False, state_dir: str | Path | None = None) -> int:
+def ps(
+    *,
+    as_json: bool = False,
+    watch: bool = False,
+    wide: bool = False,
+    state_dir: str | Path | None = None,
+) -> int:
     """Print all jobs, once or again every second."""
     pause = threading.Event()
     with reading(state_dir) as client:
@@ -81,11 +87,23 @@ def ps(*, as_json: bool = False, watch: bool = False, state_dir: str | Path | No
                 sys.stdout.write(_CLEAR)
             if as_json:
                 print(msgspec.json.encode(msgspec.structs.asdict(status)).decode(), flush=True)
-            else:
+            elif wide:
                 tables.show(tables.jobs(status.jobs))
+            else:
+                job_table.show(status.jobs)
             if not watch:
                 return 0
             pause.wait(_REFRESH_S)
+
+
+def show(job: str, *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
+    """Print everything about one job."""
+    with reading(state_dir) as client:
+        found = next((one for one in client.jobs() if one.id == job), None)
+    if found is None:
+        raise UsageError(f"there is no job {job!r}", "`gpuslice ps` lists them")
+    print(msgspec.json.encode(found).decode() if as_json else job_details.text(found))
+    return 0
 
 
 def wait(

@@ -15,9 +15,9 @@ from typing import Any
 from .declare import Argument, Parameter, parameters
 
 #: Commands that need no parser, because all they take is declared by ``declare``.
-COMMANDS = frozenset({"run", "submit", "ps", "logs", "wait", "cancel", "suspend", "resume"}) | frozenset(
-    {"migrate", "weight", "events", "down", "smi"}
-)
+COMMANDS = frozenset(
+    {"run", "submit", "ps", "show", "logs", "wait", "cancel", "suspend", "resume"}
+) | frozenset({"migrate", "weight", "events", "down", "smi"})
 
 
 def find(module: str, words: Sequence[str]) -> Callable[[], int] | None:

@@ -12,7 +12,11 @@ from .options import Json, StateDir
 def command(
     as_json: Json = False,
     watch: Annotated[bool, Option("--watch", help="Again every second, until Ctrl-C.")] = False,
+    wide: Annotated[bool, Option("--wide", help="All columns, and nothing cut off.")] = False,
     state_dir: StateDir = None,
 ) -> int:
-    """List all jobs: state, devices, steps, attained service, slices, exit code."""
-    return client_commands.ps(as_json=as_json, watch=watch, state_dir=state_dir)
+    """List all jobs: who has which device, how far each is, and why it waits.
+
+    Lines are at most 100 columns wide. `gpuslice show JOB` says everything about one job.
+    """
+    return client_commands.ps(as_json=as_json, watch=watch, wide=wide, state_dir=state_dir)

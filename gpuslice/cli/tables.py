@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.verbs import JobInfo
 
+from .text_width import one_line, padded, width
+
 Row = tuple[str, ...]
 
 _COLUMNS = (
     "JOB",
+    "USER",
     "STATE",
     "DEVICES",
     "SHARES",
@@ -27,6 +30,7 @@ _COLUMNS = (
     "ETA",
     "DEADLINE",
     "EXIT",
+    "WHY",
 )
 _STATE = _COLUMNS.index("STATE")
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
@@ -35,8 +39,13 @@ _COLOURS = {"running": "\x1b[32m", "failed": "\x1b[31m", "cancelled": "\x1b[31m"
 
 
 def jobs(found: Sequence[JobInfo]) -> list[Row]:
-    """The jobs as a table, its header first."""
-    return [_COLUMNS, *(_row(job) for job in found)]
+    """Return all that there is to say of the jobs as a table, its header first; live jobs come first."""
+    return [_COLUMNS, *map(_row, live_first(found))]
+
+
+def live_first(found: Sequence[JobInfo]) -> list[JobInfo]:
+    """Return the jobs in order of submission, those that have ended at the end."""
+    return sorted(found, key=lambda job: job.ended)
 
 
 def show(table: Sequence[Row]) -> None:
@@ -44,23 +53,24 @@ def show(table: Sequence[Row]) -> None:
     if not sys.stdout.isatty():
         print("\n".join("\t".join(row) for row in table), flush=True)
         return
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    coloured = not os.environ.get("NO_COLOR")
-    for number, row in enumerate(table):
-        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
-        if coloured:
-            cells = _coloured(cells, header=number == 0)
-        print("  ".join(cells).rstrip())
+    widths = [max(width(row[column]) for row in table) for column in range(len(table[0]))]
+    print_lines([[padded(cell, wide) for cell, wide in zip(row, widths, strict=True)] for row in table])
+
+
+def print_lines(lines: Sequence[list[str]], *, state: int = _STATE) -> None:
+    """Print the lines of a table, header first; in colours on a terminal, by the column ``state``."""
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    for number, cells in enumerate(lines):
+        shown = _coloured(cells, state, header=number == 0) if coloured else cells
+        print("  ".join(shown).rstrip())
     sys.stdout.flush()
 
 
-def _coloured(cells: list[str], *, header: bool) -> list[str]:
+def _coloured(cells: list[str], state: int, *, header: bool) -> list[str]:
     if header:
         return [f"{_BOLD}{cell}{_PLAIN}" for cell in cells]
-    colour = _COLOURS.get(cells[_STATE].split()[0].rstrip(","))
-    if colour:
-        cells[_STATE] = f"{colour}{cells[_STATE]}{_PLAIN}"
-    return cells
+    colour = _COLOURS.get(cells[state].split()[0].rstrip(","))
+    return [f"{colour}{cell}{_PLAIN}" if colour and n == state else cell for n, cell in enumerate(cells)]
 
 
 def number(value: float | None, digits: int = 1, unit: str = "") -> str:
@@ -69,12 +79,14 @@ def number(value: float | None, digits: int = 1, unit: str = "") -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time for people: ``41.5 s``, ``3 min``, ``1.2 h``; ``-`` if there is none."""
+    """Return a time for people: ``41.5 s``, ``3 min``, ``1.2 h``, ``4.2 d``; ``-`` if there is none."""
     if seconds is None:
         return "-"
     if seconds < 100:
         return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 360_000 else f"{seconds / 86400:.1f} d"
 
 
 def blackout(job: JobInfo) -> str:
@@ -164,6 +176,7 @@ def ending(job: JobInfo) -> str:
 def _row(job: JobInfo) -> Row:
     return (
         job.id,
+        one_line(job.tenant) or "-",
         state(job),
         devices(job),
         shares(job),
@@ -178,4 +191,5 @@ def _row(job: JobInfo) -> Row:
         duration(job.eta_s),
         deadline(job),
         ending(job),
+        one_line(job.why or job.reason) or "-",
     )

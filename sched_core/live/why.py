@@ -142,7 +142,7 @@ def _leaving(facts: Facts) -> str | None:
         "all its steps are made: it" if facts.finishing else "its owner holds it: it" if facts.held else "it"
     )
     if facts.stuck:
-        return f"{cause} is to stop, and passes no boundary: {facts.stuck} ({_so_far(facts)})"
+        return f"{cause} is to stop; no boundary {facts.stuck} ({_so_far(facts)})"
     return f"{cause} stops at its next boundary ({_so_far(facts)})"
 
 
@@ -155,13 +155,13 @@ def _stays(facts: Facts) -> str | None:
 def _stuck(facts: Facts) -> str | None:
     if facts.state is not JobState.RUNNING or not facts.stuck:
         return None
-    return f"it passes no boundary: {facts.stuck}"
+    return f"no boundary {facts.stuck}"
 
 
 def _unleased(facts: Facts) -> str | None:
     if facts.state is not JobState.RUNNING or not facts.unleased:
         return None
-    return f"it cannot be suspended: it has {facts.unleased} without a lease"
+    return f"{facts.unleased} without a lease: it cannot be suspended"
 
 
 def _late(facts: Facts) -> str | None:

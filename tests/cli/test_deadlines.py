@@ -31,7 +31,7 @@ def test_a_deadline_is_guaranteed_or_the_job_refused(shell: Shell) -> None:
     shell("wait", "kept")
     found = {one.id: (one.state, one.guaranteed) for one in client.jobs()}
     assert found == {"kept": ("succeeded", True), "huge": ("cancelled", False)}
-    rows = [line.split("\t") for line in shell("ps").splitlines()]
+    rows = [line.split("\t") for line in shell("ps", "--wide").splitlines()]
     column = rows[0].index("DEADLINE")
     assert rows[1][column] == "met, guaranteed"
     what = [event.what for event in client.events() if event.job == "huge"]

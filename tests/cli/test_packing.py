@@ -75,7 +75,7 @@ def test_jobs_that_wait_each_for_its_own_data_are_packed(shell: Shell, tmp_path:
     assert verdict(client, jobs[0]).what == "packed"
     shares = until(client, jobs[0], lambda info: info.slowdown_interval is not None and bool(info.devices))
     assert shares.shares_with == (jobs[1],)
-    assert f"with {jobs[1]}, " in shell("ps")
+    assert f"with {jobs[1]}, " in shell("ps", "--wide")
     shell("down")
 
 

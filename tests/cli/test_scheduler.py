@@ -32,10 +32,14 @@ def test_a_job_from_submit_to_down(shell: Shell) -> None:
     assert job == "hello-1"
     assert "failed: it ended with exit code 7" in shell("wait", job, "--timeout", "60s", code=7)
     assert shell("logs", job, "-f") == f"hello world {os.getcwd()} 5\n"
-    header, row = (line.split("\t") for line in shell("ps").splitlines())
-    assert (header[0], row[0], row[1], row[-1]) == ("JOB", job, "failed", "7 user")
+    header, row = (line.split("\t") for line in shell("ps", "--wide").splitlines())
+    why = "it ended with exit code 7"
+    assert (header[0], row[0], row[2], *row[-2:]) == ("JOB", job, "failed", "7 user", why)
     shell("down")
-    assert f"{job}\tfailed" in shell("ps")
+    assert shell("ps").splitlines()[1].split() == [
+        *(job, "-", "failed", "-", "-", "0.0", "s"),
+        *f"exit 7, user: {why}".split(),
+    ]
 
 
 def test_programs_are_told_in_json(shell: Shell) -> None:
@@ -44,7 +48,8 @@ def test_programs_are_told_in_json(shell: Shell) -> None:
     job = json.loads(shell("submit", "--json", "--", sys.executable, "-c", "pass"))["id"]
     ended = json.loads(shell("wait", job, "--json"))
     assert (ended["id"], ended["state"], ended["exit_code"]) == (job, "succeeded", 0)
-    assert ended == json.loads(shell("ps", "--json"))["jobs"][0]
+    assert ended == json.loads(shell("ps", "--json"))["jobs"][0] == json.loads(shell("show", job, "--json"))
+    assert "there is no job 'other'" in shell("show", "other", code=2)
     said = shell("suspend", job, code=2)
     assert said.splitlines()[1] == "gpuslice: `gpuslice ps` shows how it stands"
     shell("down")

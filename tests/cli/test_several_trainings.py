@@ -82,7 +82,7 @@ def test_who_waits_for_whom_is_said(shell: Shell, tmp_path: Path) -> None:
     info = until(client, job, lambda info: info.processes is not None)
     assert info.processes is not None
     assert "waits for the end of" in info.processes
-    assert info.processes in shell("ps")
+    assert info.processes in shell("ps", "--wide")
     enough.touch()
     ended = client.wait(job, PATIENCE_S)
     assert ended is not None

@@ -52,7 +52,7 @@ def test_a_job_without_boundaries_is_named(shell: Shell, tmp_path: Path, asked: 
     info = until(client, job, lambda info: info.stuck is not None)
     assert info.stuck is not None
     assert info.stuck.startswith(f"at {script}:7, in {'wait' if asked else 'power_iteration'}")
-    assert f"no boundary at {script}:7" in shell("ps")
+    assert f"no boundary at {script}:7" in shell("ps", "--wide")
     told = Path(client.logs(job).err).read_text(encoding="utf-8")
     assert ("was asked to park" if asked else "has computed for 1 s") in told
     assert "gpuslice.boundary()" in told

@@ -55,7 +55,8 @@ def test_what_is_unusual_about_a_job_is_said(job: JobInfo) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(None, "-"), (0.04, "0.0 s"), (99.0, "99.0 s"), (180.0, "3 min"), (8000.0, "2.2 h")]
+    ("seconds", "text"),
+    [(None, "-"), (0.04, "0.0 s"), (99.0, "99.0 s"), (180.0, "3 min"), (8000.0, "2.2 h"), (1e6, "11.6 d")],
 )
 def test_times_for_people(seconds: float | None, text: str) -> None:
     assert tables.duration(seconds) == text
@@ -67,7 +68,7 @@ def test_colours_are_for_terminals_only(
     table = tables.jobs([job])
     tables.show(table)
     plain = capsys.readouterr().out
-    assert plain.splitlines()[1].split("\t")[:2] == ["a", "running"]
+    assert plain.splitlines()[1].split("\t")[:3] == ["a", "-", "running"]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     tables.show(table)
     coloured = capsys.readouterr().out

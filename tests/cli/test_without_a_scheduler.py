@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,8 @@ def test_its_jobs_events_and_logs_can_be_read_after_it_was_killed(
     found = json.loads(read("ps", "--json"))
     assert {job["id"]: job["state"] for job in found["jobs"]} == before
     assert found["pid"] == 0
-    assert "done\tfailed" in read("ps")
+    assert re.search(r"done +- +failed", read("ps"))
+    assert re.search(r"state +failed\n", read("show", "done"))
     assert read("logs", "done") == read("logs", "-f", "done") == "out\n"
     assert read("logs", "--err", "done") == "err\n"
     assert read("logs", "alive") == read("logs", "-f", "alive", code=3) == "begun\n"

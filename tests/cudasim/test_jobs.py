@@ -245,7 +245,7 @@ def test_memory_on_a_gpu_without_a_lease_is_named(site: Site) -> None:
     (device,) = info.devices
     other = "cuda:1" if device == "cuda:0" else "cuda:0"
     assert info.unleased == f"4.00 MiB on {other}"
-    assert f"4.00 MiB on {other} without a lease" in " ".join(site.shell("ps").split())
+    assert f"4.00 MiB on {other} without a lease" in " ".join(site.shell("ps", "--wide").split())
     told = Path(client.logs(job).err).read_text(encoding="utf-8")
     assert told.count(f"the script holds 4.00 MiB on {other}, and its lease is of {device}") == 1
     client.cancel(job)

@@ -85,18 +85,18 @@ def facts(state: JobState = WAITS, **values: object) -> Facts:
         (
             "leaving",
             facts(JobState.SUSPENDING, lease=ON, finishing=True, stuck="at t.py:3, in f"),
-            "all its steps are made: it is to stop, and passes no boundary: at t.py:3, in f (3.0 s so far)",
+            "all its steps are made: it is to stop; no boundary at t.py:3, in f (3.0 s so far)",
         ),
         (
             "stays",
             facts(JobState.RUNNING, suspend_refused=Refusal("8-bit state of a subclass", 4.0)),
             "its suspend was refused: 8-bit state of a subclass; tried again in 4.0 s",
         ),
-        ("stuck", facts(JobState.RUNNING, stuck="at t.py:3, in f"), "it passes no boundary: at t.py:3, in f"),
+        ("stuck", facts(JobState.RUNNING, stuck="at t.py:3, in f"), "no boundary at t.py:3, in f"),
         (
             "unleased",
             facts(JobState.RUNNING, unleased="4.00 MiB on cuda:1"),
-            "it cannot be suspended: it has 4.00 MiB on cuda:1 without a lease",
+            "4.00 MiB on cuda:1 without a lease: it cannot be suspended",
         ),
         (
             "late",
@@ -225,10 +225,10 @@ def test_what_ranks_report_while_they_train_is_told() -> None:
     driver.running_pair()
     assert Blockers(driver.core, driver.now_s).why(driver.core.jobs["a"]) is None
     for field, sentence in (
-        ("stuck", "it passes no boundary: at t.py:3, in f"),
-        ("unleased", "it cannot be suspended: it has at t.py:3, in f without a lease"),
+        ("stuck", "no boundary at t.py:3, in f"),
+        ("unleased", "4.00 MiB on cuda:1 without a lease: it cannot be suspended"),
     ):
-        told = {field: "at t.py:3, in f"}
+        told = {field: "4.00 MiB on cuda:1" if field == "unleased" else "at t.py:3, in f"}
         driver.say("a", wire.Progress(epoch=1, boundary=10, step=10, **told))  # type: ignore[arg-type]
         assert said(driver, "a") == sentence
 

@@ -1,0 +1,79 @@
+"""What ``gpuslice show`` says of a job: one labelled line a matter, without those that do not apply."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from gpuslice.config import format_size
+from gpuslice.verbs import JobInfo
+
+from . import tables
+from .text_width import one_line
+
+_NONE = ("", "-")
+
+
+def text(job: JobInfo) -> str:
+    """Return the lines."""
+    said = [(label, one_line(value)) for label, value in _labelled(job) if value not in _NONE]
+    widest = max(len(label) for label, _ in said)
+    return "\n".join(f"{label:<{widest}}  {value}" for label, value in said)
+
+
+def _labelled(job: JobInfo) -> Iterator[tuple[str, str]]:
+    yield "job", job.id
+    yield "user", job.tenant
+    yield "state", tables.state(job)
+    yield "why", job.why or ""
+    yield "reason", job.reason
+    yield "exit", tables.ending(job)
+    yield "command", shlex.join(job.command)
+    yield "devices", _devices(job)
+    yield "shares", tables.shares(job)
+    yield "progress", _progress(job)
+    yield "time", _times(job)
+    yield "waited", tables.waited(job)
+    yield "left", tables.duration(job.eta_s)
+    yield "deadline", tables.deadline(job)
+    yield "slices", f"{job.slices}, suspended {job.suspends} times, moved {job.migrations} times"
+    yield "blackout", tables.blackout(job)
+    yield "last switch", tables.switch(job)
+    yield "memory", _memory(job)
+    yield "weight", f"{job.weight:g}"
+    yield "queue", "" if job.level is None else str(job.level)
+    yield "trial", job.trial or ""
+    yield "restarts", f"{job.restarts} of {job.max_restarts}" if job.max_restarts else ""
+    yield "tensor skew", "" if job.skew is None else f"{job.skew:.2f}"
+
+
+def _devices(job: JobInfo) -> str:
+    asked = str(job.demand) if job.most_devices is None else f"{job.demand} to {job.most_devices}"
+    return f"{', '.join(job.devices) or 'none now'} ({asked} asked for)"
+
+
+def _progress(job: JobInfo) -> str:
+    said = f"{tables.steps(job)} steps"
+    return said if job.steps_per_s is None else f"{said}, {tables.number(job.steps_per_s)} a second"
+
+
+def _times(job: JobInfo) -> str:
+    """Return where the job's time has gone, in words."""
+    spent = {
+        "trained": job.executed_s,
+        "set up": job.setup_s,
+        "switched": job.switching_s,
+        "waited": job.waited_s,
+        "held": job.held_s,
+    }
+    parts = [f"{word} {tables.duration(seconds)}" for word, seconds in spent.items() if seconds]
+    return f"{', '.join(parts) or 'none'}; {tables.duration(job.age_s)} since its submission"
+
+
+def _memory(job: JobInfo) -> str:
+    parts = []
+    if job.memory_bytes is not None:
+        parts.append(f"{format_size(job.memory_bytes)} on each device at most")
+    if job.peak_bytes is not None:
+        parts.append(f"{format_size(job.peak_bytes)} used at most")
+    return ", ".join(parts)

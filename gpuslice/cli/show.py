@@ -1,0 +1,14 @@
+"""``gpuslice show``: everything about one job."""
+
+from __future__ import annotations
+
+from . import client_commands
+from .options import JobArgument, Json, StateDir
+
+
+def command(job: JobArgument, as_json: Json = False, state_dir: StateDir = None) -> int:
+    """Say everything about one job: why it waits, its devices, its progress, where its time has gone.
+
+    The keys of --json are those of a job in `gpuslice ps --json`.
+    """
+    return client_commands.show(job, as_json=as_json, state_dir=state_dir)
