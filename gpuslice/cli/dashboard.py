@@ -11,7 +11,8 @@ from rich.text import Text
 
 from gpuslice.verbs import DeviceInfo, JobInfo, SchedulerStatus, SliceInfo
 
-from . import tables
+from . import job_table, tables
+from .text_width import one_line
 
 #: What the strips show, up to now, and in how many characters.
 WINDOW_S = 30.0
@@ -37,6 +38,7 @@ _COLUMNS = {
     "SWITCH": 190,
     "ETA": 0,
     "DEADLINE": 170,
+    "WHY": 0,
     _STRIP: 130,
 }
 
@@ -132,7 +134,7 @@ def _jobs(status: SchedulerStatus, colours: dict[str, str], room: int, width: in
     for job in ordered[:room]:
         cells: dict[str, RenderableType] = {
             "JOB": Text(job.id, colours[job.id]),
-            "STATE": Text(tables.state(job), _STATES.get(job.state, "")),
+            "STATE": Text(job.state, _STATES.get(job.state, "")),
             "PROGRESS": _progress(job),
             "SHARES": tables.shares(job),
             "STEPS": tables.steps(job),
@@ -143,6 +145,7 @@ def _jobs(status: SchedulerStatus, colours: dict[str, str], room: int, width: in
             "SWITCH": tables.switch(job),
             "ETA": tables.duration(job.eta_s),
             "DEADLINE": tables.deadline(job),
+            "WHY": Text(one_line(job_table.reason(job)), no_wrap=True, overflow="ellipsis"),
             _STRIP: _job_strip(job, status.now_s, colours[job.id]),
         }
         table.add_row(*(cells[column] for column in shown))
@@ -189,5 +192,6 @@ def _height(share: float) -> str:
 def _table(*columns: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        table.add_column(column, no_wrap=True)
+        # Columns that may wrap become narrower first; that of reasons is then cut.
+        table.add_column(column, no_wrap=column != "WHY")
     return table

@@ -36,7 +36,7 @@ def _labelled(job: JobInfo) -> Iterator[tuple[str, str]]:
     yield "waited", tables.waited(job)
     yield "left", tables.duration(job.eta_s)
     yield "deadline", tables.deadline(job)
-    yield "slices", f"{job.slices}, suspended {job.suspends} times, moved {job.migrations} times"
+    yield "slices", f"{job.slices}; suspends: {job.suspends}, moves: {job.migrations}"
     yield "blackout", tables.blackout(job)
     yield "last switch", tables.switch(job)
     yield "memory", _memory(job)

@@ -11,10 +11,12 @@ from gpuslice.verbs import JobInfo
 
 from . import tables
 from .tables import Row
-from .text_width import cut, one_line, padded, width
+from .text_width import cut, cut_inside, one_line, padded, width
 
 _COLUMNS = ("JOB", "USER", "STATE", "DEVICE", "PROGRESS", "TIME", "WHY")
 _WHY = _COLUMNS.index("WHY")
+#: Columns of names, which are cut in the middle.
+_NAMES = (_COLUMNS.index("JOB"), _COLUMNS.index("USER"))
 #: No line is longer, on terminals and elsewhere.
 MOST_COLUMNS = 100
 #: No terminal is taken to be narrower: below that lines wrap.
@@ -46,8 +48,9 @@ def lines(jobs: Sequence[JobInfo], columns: int = MOST_COLUMNS) -> list[list[str
 
 
 def _cell(text: str, columns: int, number: int) -> str:
-    text = cut(text, columns)
-    return text if number == _WHY else padded(text, columns)
+    if number == _WHY:
+        return cut(text, columns)
+    return padded(cut_inside(text, columns) if number in _NAMES else cut(text, columns), columns)
 
 
 def _fitted(rows: Sequence[Row], columns: int) -> dict[int, int]:

@@ -35,6 +35,17 @@ def cut(text: str, columns: int) -> str:
     return "".join(kept).rstrip() + ELLIPSIS if columns > 0 else ""
 
 
+def cut_inside(text: str, columns: int) -> str:
+    """Return ``text``, or its beginning and its end with ``…`` between them if it takes too many columns.
+
+    Names of jobs often differ in their last letters alone.
+    """
+    if width(text) <= columns:
+        return text
+    end = cut(text[::-1], max(1, columns // 2))[-2::-1]
+    return cut(text, columns - width(end)) + end
+
+
 def padded(text: str, columns: int) -> str:
     """Return ``text`` with spaces behind it, so that it takes at least ``columns``."""
     return text + " " * (columns - width(text))

@@ -66,7 +66,8 @@ class StoppedScheduler:
         status = overview.status(0, self._last_s)
         rest = list(core.jobs.values())[len(status.jobs) :]
         blockers = Blockers(core, self._last_s)
-        return replace(status, jobs=(*status.jobs, *(overview.job(job, self._last_s, blockers) for job in rest)))
+        others = [overview.job(job, self._last_s, blockers) for job in rest]
+        return replace(status, jobs=(*status.jobs, *others))
 
     def jobs(self) -> list[JobInfo]:
         """Return all jobs, in order of submission."""

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gpuslice.cli import job_details, job_table, tables
-from gpuslice.cli.text_width import cut, one_line, padded, width
+from gpuslice.cli.text_width import cut, cut_inside, one_line, padded, width
 from gpuslice.verbs import JobInfo
 
 _REASON = "waits for 8 devices; cuda:0, cuda:1, cuda:2 and 5 more are used by a, b, c and 12 more"
@@ -65,7 +65,7 @@ def test_a_reason_has_room_beside_a_long_name_and_is_cut_with_an_ellipsis() -> N
     assert why.endswith("…")
     assert len(why) >= 32
     assert _REASON.startswith(why[:-1])
-    assert line.startswith("nnnnnnnnnnn")
+    assert line.startswith("nnnnnnn…nnnnnn  ttt…tt  ")
 
 
 def test_what_fits_is_not_cut_and_has_its_unit() -> None:
@@ -154,6 +154,18 @@ def test_text_is_cut_by_what_it_takes_on_the_screen(text: str, columns: int, sho
     assert cut(text, columns) == shown
     assert width(shown) <= columns
     assert width(padded(shown, 8)) == 8
+
+
+def test_names_keep_their_end() -> None:
+    for text, columns, shown in (
+        ("train-resnet-50-seed-12", 14, "train-r…eed-12"),
+        ("train", 5, "train"),
+        ("trains", 5, "tra…s"),
+        ("学習学習学習", 7, "学習…習"),
+        ("abc", 1, "…"),
+    ):
+        assert cut_inside(text, columns) == shown
+        assert width(shown) <= columns
 
 
 def test_what_could_move_the_cursor_is_not_printed() -> None:

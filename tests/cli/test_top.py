@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -75,7 +76,9 @@ def test_the_picture_of_a_real_scheduler(standing: SchedulerStatus) -> None:
 @pytest.mark.parametrize("width", [80, 100, 130, 150, 170, 190])
 def test_three_devices_and_ten_jobs_fit_on_every_screen(standing: SchedulerStatus, width: int) -> None:
     jobs = [
-        msgspec.structs.replace(standing.jobs[number % 3], id=f"train-{number}", state="running")
+        msgspec.structs.replace(
+            standing.jobs[number % 3], id=f"train-{number}", state="running", why=None, reason=""
+        )
         for number in range(10)
     ]
     devices = [msgspec.structs.replace(standing.devices[0], name=f"cuda:{number}") for number in range(3)]
@@ -85,6 +88,19 @@ def test_three_devices_and_ten_jobs_fit_on_every_screen(standing: SchedulerStatu
     for job in jobs:
         assert tables.steps(job) in line(lines, f"{job.id} ")
     assert [one.split()[0] for one in lines if one.startswith("cuda:")] == ["cuda:0", "cuda:1", "cuda:2"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 150])
+def test_why_a_job_waits_is_cut_before_anything_else(standing: SchedulerStatus, width: int) -> None:
+    why = "waits for 2 devices; cuda:0 and cuda:1 are used by the jobs of others, " * 5
+    jobs = tuple(msgspec.structs.replace(job, why=why) for job in standing.jobs)
+    lines = drawn(msgspec.structs.replace(standing, jobs=jobs), width=width)
+    assert max(map(len, lines)) <= width
+    for job in jobs:
+        (row,) = [one for one in lines if one.startswith(f"{job.id} ")]
+        assert job.state in row
+        assert re.search(r"waits for.*…", row)
+        assert row.count("…") == 1
 
 
 def test_more_jobs_than_lines_are_counted(standing: SchedulerStatus) -> None:
