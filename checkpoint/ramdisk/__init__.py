@@ -1,4 +1,4 @@
-"""Where snapshots lie: the RAM disk's directory, its stores and slots, their budget, and the spill directory.
+"""The place of snapshots: the RAM disk's directory, its stores and slots, their budget, the spill directory.
 
 Public face: ``ramdisk.RamDisk``, ``store.JobStore``, ``writer.SnapshotWriter``.
 """

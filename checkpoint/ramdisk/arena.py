@@ -1,4 +1,4 @@
-"""One slot file, kept mapped: its pages are faulted in once and used by every later suspend."""
+"""One slot file that stays mapped: its pages are faulted in once and used by every later suspend."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MapHook = Callable[[memoryview], None]
 
 
 def _ignore(memory: memoryview) -> None:
-    """Nobody wants to know."""
+    """Do nothing: the default hook."""
 
 
 class Arena:
-    """A slot file, made when first needed, and its mapping; grows, never shrinks while mapped.
+    """A slot file, created when first needed, and its mapping. It grows, and never shrinks while mapped.
 
     ``own`` makes room for it in the same store, see `Budget.extend`.
     """
@@ -44,24 +44,24 @@ class Arena:
         self._unmapping: MapHook = _ignore
         self._node: int | None = None
         self._memory: memoryview | None = None
-        #: What the pages hold since the last publish, as long as nobody else has written to them.
+        #: Checksums of the last published snapshot, as long as no other code has written to the pages.
         self.checksums: ArenaChecksums | None = None
 
     @property
     def memory(self) -> memoryview | None:
-        """The whole mapping, writable, or ``None`` before the first use."""
+        """The whole mapping, writable; None before the first use."""
         return self._memory
 
     @property
     def opened(self) -> bool:
-        """Whether there is a file that this arena has open."""
+        """True if this arena has its file open."""
         return self._descriptor >= 0
 
     def bind(self, mapped: MapHook = _ignore, unmapping: MapHook = _ignore, node: int | None = None) -> None:
-        """Announce the present mapping and all later ones to these and no longer to the previous ones.
+        """Call these hooks, in place of the previous ones, for the present mapping and all later ones.
 
-        Every mapping is announced once, and withdrawn before it is unmapped: a device that page-locks it can
-        let go of it in time. Pages are taken from the memory of ``node``, unless it is ``None``.
+        Every mapping is passed to ``mapped`` once, and to ``unmapping`` before it goes away, so that a device
+        can unlock its pages in time. Pages are taken from the memory of ``node``, unless it is None.
         """
         memory = self._memory
         self._unmap()
@@ -70,10 +70,11 @@ class Arena:
             self._announce(memory)
 
     def ensure(self, nbytes: int, *, ahead: bool = False) -> memoryview:
-        """A mapping of at least ``nbytes``, every page of it present; ``ahead`` of need, nobody makes room.
+        """Return a mapping of at least ``nbytes`` with every page present.
 
-        ``RamDiskFullError`` if there is no room: a file made for this is gone again, an older one as it was.
-        ``EnvironmentUnusableError`` if it cannot be mapped or page-locked: a file made for this is gone, too.
+        With ``ahead``, no other store is asked to make room. ``RamDiskFullError`` if there is no room;
+        ``EnvironmentUnusableError`` if the file cannot be mapped or page-locked. Then a file created by this
+        call is removed, and an older one is unchanged.
         """
         if self._memory is not None and len(self._memory) >= nbytes:
             return self._memory
@@ -91,9 +92,9 @@ class Arena:
             raise
 
     def extend_file(self, nbytes: int, *, ahead: bool = False) -> int:
-        """Make the file at least ``nbytes`` long without touching the mapping; returns its length.
+        """Make the file at least ``nbytes`` long without touching the mapping. Return its length.
 
-        All pages of a file that was opened here exist: those that a dead process left may not.
+        All pages of a file that was opened here exist; those that a dead process left may not.
         """
         own = None if ahead else self._own
         if self._descriptor >= 0:
@@ -118,37 +119,39 @@ class Arena:
     def write(self, data: bytes, position: int) -> None:
         """Write through the file, also beyond the mapping; both show the same pages.
 
-        Where the file system outlives a power cut, all that was written to either is on the medium then.
-        ``RamDiskFullError`` if one that copies on write has no room even for what is there already.
+        If the file system survives a power cut, all earlier writes to file and mapping are then on the
+        medium. ``RamDiskFullError`` if a file system that copies on write has no room even for existing
+        pages.
         """
         with self._budget.taking(len(data)):
             write_at(self._descriptor, data, position)
             os.fsync(self._descriptor)
 
     def tear(self) -> None:
-        """Overwrite what makes the open file a snapshot: nothing half written can be taken for one.
+        """Overwrite the parts that make the open file a snapshot, so that no half-written one looks valid.
 
-        A trailer, too, which would have a longer one in pieces seen in a whole one that is written over it.
+        This includes the trailer: a later, whole snapshot in the same file would otherwise seem to be in
+        pieces.
         """
         self.write(bytes(PREAMBLE_BYTES), 0)
         length = os.fstat(self._descriptor).st_size
         self.write(bytes(len(TRAILER_MAGIC)), max(0, length - TRAILER_BYTES))
 
     def _announce(self, memory: memoryview) -> memoryview:
-        """Use a mapping only after the device has taken it."""
+        """Pass a mapping to the device, then use it."""
         self._mapped(memory)
         self._memory = memory
         return memory
 
     def _unmap(self) -> None:
-        """Withdraw the mapping. Views that somebody still holds keep its pages until they die."""
+        """Withdraw the mapping. Views that are still held keep its pages."""
         if self._memory is not None:
             memory, self._memory = self._memory, None
             self.checksums = None
             self._unmapping(memory)
 
     def close(self) -> None:
-        """Withdraw the mapping and close the file, even if the unmap hook raises; the file stays."""
+        """Withdraw the mapping and close the file, even if the unmap hook raises. The file stays."""
         try:
             self._unmap()
         finally:
@@ -157,15 +160,17 @@ class Arena:
                 self._descriptor = -1
 
     def discard(self, *, pieces: bool = True) -> None:
-        """Withdraw the mapping, free its pages and remove the file and, if asked for, its ``pieces``.
+        """Withdraw the mapping, free its pages and remove the file, with ``pieces`` also its pieces.
 
-        Whoever still has a view reads zeros. Without that, forked children, which have inherited the mapping,
-        would keep the pages.
+        Views that are still held then read zeros. Without freeing, forked children, which inherit the
+        mapping, would keep the pages.
         """
         memory = self._memory
         self.close()
         if memory is not None:
-            with suppress(OSError):  # not every file system can; then the pages go with the last mapping
+            with suppress(
+                OSError
+            ):  # some file systems cannot; the pages are then freed with the last mapping
                 remove(memory)
         self.path.unlink(missing_ok=True)
         if pieces:

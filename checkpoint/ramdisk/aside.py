@@ -1,10 +1,10 @@
-"""Stores of a job's other trainings, which wait beside the job's own store until their turn comes.
+"""Stores of a job's other trainings, kept beside the job's own store until their turn comes.
 
 A job's command may train more than once: one process after the other, or one ``attach`` after the other in
-one process. The job's own store, ``<job>.r0``, has the snapshots of the training that is under way. A command
-that is started again begins with its first training, while the store may have snapshots of a later one. Then
-that store is renamed to ``<job>+<16 hex digits>.r0``, by the training's key. It gets its name back when that
-training is attached.
+one process. The job's own store, ``<job>.r0``, has the snapshots of the current training. A command that is
+started again begins with its first training, while the store may have snapshots of a later one. That store is
+then renamed to ``<job>+<16 hex digits>.r0``, by the training's key. It gets its name back when that training
+is attached.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .spill import SpillDirectory
 
 
 class Aside:
-    """The stores that wait; made by ``RamDisk``.
+    """The stores of trainings that are not current; made by ``RamDisk``.
 
     Parameters
     ----------
@@ -48,11 +48,11 @@ class Aside:
         self._stores = stores
 
     def has(self, job: str, rank: int, training: str) -> bool:
-        """Return True if a store of that training waits."""
+        """Return True if a store of that training is set aside."""
         return self._path(job, rank, training) in self._stores()
 
     def put(self, job: str, rank: int, training: str) -> None:
-        """Have the job's store, which no process may have, wait for that training.
+        """Set the job's store aside for that training. No process may hold it.
 
         Raises
         ------
@@ -62,11 +62,11 @@ class Aside:
         self._rename(self._home(job, rank), self._path(job, rank, training))
 
     def take(self, job: str, rank: int, training: str) -> None:
-        """Make a store that waits the job's own, which no process may have. Errors are those of `put`."""
+        """Make a store that was set aside the job's own. No process may hold it. Raises as `put` does."""
         self._rename(self._path(job, rank, training), self._home(job, rank))
 
     def remove(self, job: str, rank: int) -> None:
-        """Remove the stores that wait for other trainings of a job's rank."""
+        """Remove the stores that were set aside for other trainings of a job's rank."""
         home = self._home(job, rank)
         with self._budget.lock():
             for store in self._of(job):
@@ -116,7 +116,7 @@ class Aside:
         return self._spilled.path(store.name, slot)
 
     def _clear(self, store: Path) -> None:
-        """Remove a dead store, here and where it was spilled to; the caller has the RAM disk's lock."""
+        """Remove a dead store, here and in the spill directory. The caller holds the RAM disk's lock."""
         if store.exists():
             with FileLock.wait(store / OWNER):
                 settle(store)

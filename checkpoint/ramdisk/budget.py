@@ -1,9 +1,9 @@
-"""How many bytes the RAM disk holds, and whether more may come in: the truth is the sizes of the files.
+"""How many bytes the RAM disk holds, and whether more fit. The sizes of the files are the only record.
 
-Counting files instead of keeping a ledger survives every kind of death. What several stores share is one file
-with several names, and counts once. A file counts with its full
-length from the moment it is extended, before its pages exist, so of two processes that race for the
-last bytes exactly one wins. Whose bytes they are, for a tenant's own limit, says the owner file beside them.
+Counting files instead of keeping a ledger survives every kind of death. A file with several names, which
+stores share, counts once. A file counts with its full length as soon as it is extended, before its pages
+exist, so of two processes that race for the last bytes exactly one wins. The owner file beside them names the
+tenant whose bytes they are.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Own = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whose jobs share a limit of their own.
+    """The owner of jobs that share a limit of their own.
 
     Attributes
     ----------
     name
-        Empty for nobody's.
+        Empty for jobs without a tenant.
     limit_bytes
         Most bytes that all its stores may take together; ``None`` for no limit but the RAM disk's.
     """
@@ -57,30 +57,30 @@ class Budget:
     limit_bytes
         Most bytes all files below it may have together; ``None`` for half of the file system.
     tenant
-        For whom bytes are admitted.
+        The tenant for whom bytes are admitted.
     """
 
     def __init__(self, root: Path, limit_bytes: int | None, tenant: Tenant = NOBODY) -> None:
         self.root = root
         self.tenant = tenant
-        #: Makes room, step by step, by moving elsewhere what lies in stores that help, by their directories;
-        #: and by what `extend` was given as ``own``.
+        #: Makes room, step by step, by spilling stores that help, given their directories,
+        #: and by the ``own`` of `extend`.
         self.relief: Callable[[Callable[[Path], bool], Own], Iterator[None]] | None = None
         status = os.statvfs(root)
-        #: Whether the limit is half of the file system, as nobody has given one.
+        #: True if no limit was given, so that it is half of the file system.
         self._halves = limit_bytes is None
         self.limit_bytes = status.f_blocks * status.f_frsize // 2 if limit_bytes is None else limit_bytes
 
     def lock(self) -> FileLock:
-        """The RAM disk's lock: held for admission, and while stores come and go."""
+        """Return the RAM disk's lock, held for admission, and while stores come and go."""
         return FileLock.wait(self.root / "lock")
 
     def used_bytes(self) -> int:
-        """Bytes that all stores together hold or have been promised."""
+        """Return the bytes that all stores together hold or have reserved."""
         return held_bytes(self._directories())
 
     def tenant_bytes(self) -> int:
-        """Of `used_bytes`, what belongs to the tenant's jobs, dead ones included."""
+        """Return the bytes that belong to the tenant's jobs, dead ones included."""
         return held_bytes(filter(self._is_ours, self._directories()))
 
     def _is_ours(self, directory: Path) -> bool:
@@ -88,7 +88,7 @@ class Budget:
         return owner is not None and owner.tenant == self.tenant.name
 
     def room_bytes(self) -> int:
-        """What limits, file system and memory together still allow."""
+        """Return the bytes that limits, file system and memory together still allow."""
         return min(self.limit_bytes - self.used_bytes(), self.free_bytes(), self._tenant_room())
 
     def _tenant_room(self) -> int:
@@ -100,7 +100,7 @@ class Budget:
             return [Path(store.path) for store in stores if store.is_dir(follow_symlinks=False)]
 
     def free_bytes(self) -> int:
-        """Bytes that the file system and the machine's memory can still give, promises deducted."""
+        """Return the bytes that file system and memory can still give, without reserved ones."""
         status = os.statvfs(self.root)
         files = _files(self._directories())
         promised = sum(max(0, s.st_size - s.st_blocks * _BLOCK_BYTES) for s in files)
@@ -110,12 +110,11 @@ class Budget:
     def extend(
         self, descriptor: int, nbytes: int, *, allocated_bytes: int = 0, own: Own | None = None
     ) -> int:
-        """Make the open file at least ``nbytes`` long, with every page allocated.
+        """Make the open file at least ``nbytes`` long, with every page allocated. Return the new length.
 
-        The pages of the first ``allocated_bytes`` exist already, or are not needed. ``own`` frees this
-        store's other slot and says whether it freed any; without it nobody is asked for room. Returns the new
-        length.
-        ``RamDiskFullError`` if a limit, file system or memory forbid it: the file is as it was before.
+        Pages of the first ``allocated_bytes`` exist already, or are not needed. ``own`` frees this store's
+        other slot and returns True if it freed any; without ``own`` no store is asked for room.
+        ``RamDiskFullError`` if a limit, file system or memory forbid it; the file is then unchanged.
         """
         try:
             return self._extend(descriptor, nbytes, allocated_bytes)
@@ -149,20 +148,20 @@ class Budget:
                 if after > allocated_bytes:
                     os.posix_fallocate(descriptor, allocated_bytes, after - allocated_bytes)
         except BaseException:
-            # Without its pages the length would be a trap: touching a missing one ends in SIGBUS.
+            # Keep no length without pages: touching a missing one ends in SIGBUS.
             os.ftruncate(descriptor, before)
             raise
         return after
 
     def taking(self, nbytes: int) -> AbstractContextManager[None]:
-        """Inside the block, turn the operating system's refusal to give ``nbytes`` into an error of ours.
+        """Return a context that turns the system's refusal to give ``nbytes`` into an error of ours.
 
         ``RamDiskFullError``, or ``EnvironmentUnusableError`` if the file system cannot do what is needed.
         """
         return writing(self.root, RAMDISK_DIR_OPTION, partial(self.full, nbytes))
 
     def full(self, growth: int) -> RamDiskFullError:
-        """The error for ``growth`` bytes that did not fit."""
+        """Return the error for ``growth`` bytes that did not fit."""
         if growth > self._tenant_room():
             return self._tenant_full(growth)
         used, free = format_size(self.used_bytes()), format_size(self.free_bytes())
@@ -173,13 +172,13 @@ class Budget:
         )
 
     def _remedy(self, growth: int) -> str:
-        """Return what to do about the one of limit, file system and memory that has no room."""
+        """Return the remedy for the limit, file system or memory that has no room."""
         status = os.statvfs(self.root)
         if growth > status.f_bavail * status.f_frsize:
             return more_room(self.root)
         if growth > available_bytes():
             return f"free some memory, or choose a directory on a disk: {RAMDISK_DIR_OPTION}"
-        if self._halves and self.used_bytes() + growth > 2 * self.limit_bytes:  # no limit would do
+        if self._halves and self.used_bytes() + growth > 2 * self.limit_bytes:  # no limit suffices
             return more_room(self.root)
         return (
             "raise --ramdisk-limit (GPUSLICE_RAMDISK_LIMIT; half of the file system if it is not given), "
@@ -196,12 +195,12 @@ class Budget:
 
 
 def directory_bytes(directory: Path) -> int:
-    """What the files of one store hold or have been promised; of a file with several names, its part."""
+    """Return the bytes that one store holds or has reserved. A file with several names counts in parts."""
     return sum(_size(status) // max(1, status.st_nlink) for status in _statuses(directory))
 
 
 def held_bytes(directories: Iterable[Path]) -> int:
-    """Bytes that all files of these stores hold or have been promised: what several have in common, once."""
+    """Return the bytes that all files of these stores hold or have reserved. Shared files count once."""
     return sum(map(_size, _files(directories)))
 
 
@@ -210,12 +209,12 @@ def _size(status: os.stat_result) -> int:
 
 
 def _files(directories: Iterable[Path]) -> Collection[os.stat_result]:
-    """The status of every file of these stores, of one file system; once, however many names it has."""
+    """Return the status of every file of these stores; once for a file with several names."""
     return {status.st_ino: status for directory in directories for status in _statuses(directory)}.values()
 
 
 def _statuses(directory: Path) -> Iterator[os.stat_result]:
-    """The status of every file directly in ``directory``; those that vanish meanwhile do not count."""
+    """Yield the status of every file directly in ``directory``, without those that vanish meanwhile."""
     with suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""What lies in the RAM disk and in the spill directory, as ``gpuslice ramdisk ls`` shows it."""
+"""List the contents of the RAM disk and of the spill directory, for ``gpuslice ramdisk ls``."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .budget import directory_bytes, held_bytes
 from .slots import OWNER, SLOTS, Owner, published, read_owner
 from .spill import SpillDirectory
 
-#: A store's name; with a ``+``, of a training that waits (``aside``).
+#: A store's name; with a ``+`` for a training that is set aside (``aside``).
 STORE = re.compile(
     r"(?P<job>[^@+]+)(@(?P<scheduler>[0-9a-f]{8}))?(\+(?P<training>[0-9a-f]{16}))?\.r(?P<rank>\d+)"
 )
-#: Begins the directory names of jobs without a name; no job's name can begin with it.
+#: Prefix of the directory names of jobs without a name. No job's name can begin with it.
 UNNAMED = "_"
 
 
 class Place(StrEnum):
-    """Where a store's newest snapshot is."""
+    """The place of a store's newest snapshot."""
 
     RAM = "in RAM"
     SPILLING = "spilling"
@@ -42,16 +42,16 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     rank
         Its rank.
     tenant
-        Whose it is; empty for nobody's.
+        Its tenant; empty without one.
     scheduler
-        The directory of the scheduler whose job it is, empty without one; where only a spilled snapshot is
-        left, what the store's name has of it.
+        The directory of the job's scheduler, empty without one. If only a spilled snapshot is
+        left, the part of it that the store's name has.
     pid
-        The process that has it, or had it last; ``None`` if that is not known.
+        The process that holds it, or held it last; None if unknown.
     alive
-        Whether that process lives.
+        True if that process lives.
     bytes
-        What the store takes up, here and in the spill directory; of what ranks share, its part.
+        Bytes that the store takes up, here and in the spill directory. Shared files count in parts.
     generation, boundary, restartable
         Of its newest published snapshot; ``None``, ``None`` and ``False`` without one.
     snapshot
@@ -59,7 +59,7 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     directory
         Where the store is.
     spilled
-        Whether that snapshot lies in the spill directory only.
+        True if that snapshot lies in the spill directory only.
     spilled_bytes
         Of ``bytes``, those in the spill directory.
     place
@@ -84,7 +84,7 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tenant's jobs have in the RAM disk.
+    """The use of the RAM disk by one tenant's jobs.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class TenantInfo(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes
         What all its stores take up.
     limit_bytes
-        Most that they may, as the process that began last was told; ``None`` for no limit of its own.
+        Most that they may take, as set for the process that started last; None for no own limit.
     """
 
     tenant: str
@@ -102,7 +102,7 @@ class TenantInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def store_info(directory: Path, spill: SpillDirectory | None = None) -> StoreInfo:
-    """What there is to say about one store and its spilled snapshots; with the RAM disk's lock held."""
+    """Return the facts about one store and its spilled snapshots. The caller holds the RAM disk's lock."""
     match = STORE.fullmatch(directory.name)
     assert match is not None
     owner, alive = read_owner(directory), is_alive(directory)
@@ -110,7 +110,7 @@ def store_info(directory: Path, spill: SpillDirectory | None = None) -> StoreInf
     spilled_bytes = sum(entry.size_bytes() for entry in entries)
     here = published(directory)
     spilled = [] if spill is None else spill.records(directory.name)
-    # Of one that is in both places the former counts.
+    # If a snapshot is in both places, the one in the RAM disk counts.
     newest = max([*here, *spilled], key=lambda record: record.generation, default=None)
     place, snapshot = None, None
     if newest is not None and newest in here:
@@ -138,9 +138,10 @@ def store_info(directory: Path, spill: SpillDirectory | None = None) -> StoreInf
 
 
 def restartable_files(directory: Path, spill: SpillDirectory | None = None) -> dict[int, Path]:
-    """The files of a store's published restartable snapshots, by boundary, alive or not; the spilled, too.
+    """Return the files of a store's restartable snapshots, by boundary, spilled ones included.
 
-    Of two that are of one boundary, the newer one in the RAM disk counts.
+    The store's process may be alive. If there are two snapshots of one boundary, the newer one in the RAM
+    disk counts.
     """
     spilled = [] if spill is None else [(spill, one) for one in spill.records(directory.name)]
     found = {
@@ -155,7 +156,7 @@ def restartable_files(directory: Path, spill: SpillDirectory | None = None) -> d
 
 
 def is_alive(directory: Path) -> bool:
-    """Whether some process has the store; the caller holds the RAM disk's lock."""
+    """Return True if a process holds the store. The caller holds the RAM disk's lock."""
     try:
         lock = FileLock.attempt(directory / OWNER)
     except FileNotFoundError:
@@ -166,7 +167,7 @@ def is_alive(directory: Path) -> bool:
 
 
 def tenants(directories: Iterable[Path]) -> list[TenantInfo]:
-    """What every tenant has in these stores, by name; the caller holds the RAM disk's lock."""
+    """Return each tenant's use of these stores, by name. The caller holds the RAM disk's lock."""
     theirs: defaultdict[str, list[Path]] = defaultdict(list)
     latest: dict[str, Owner] = {}
     for directory in directories:

@@ -1,4 +1,4 @@
-"""Why no process can go on from a job's snapshots: a note in its store, for the process that starts next."""
+"""A note in a job's store that says why no process can continue from its snapshots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_BYTES = 2000
 
 
 def write_note(directory: Path, reason: str) -> None:
-    """Replace the note in a store.
+    """Replace the note in a store. The process that starts next reads it.
 
     Raises
     ------
@@ -27,7 +27,7 @@ def write_note(directory: Path, reason: str) -> None:
 
 
 def take_note(directory: Path) -> str:
-    """Remove the note of a store and return it, as text that can be printed; "" if there is none.
+    """Remove the note of a store, and return its printable text; "" if there is none.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The RAM disk: one directory per user on tmpfs, with a limit, that jobs keep their snapshots in."""
+"""The RAM disk: one directory per user on tmpfs, with a limit, in which jobs keep their snapshots."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .spill import SpillDirectory
 from .start_traces import StartTraces
 from .store import JobStore
 
-#: How long a job waits for whoever is just moving what its dead process left, and how often it looks.
+#: How long a job waits while another process moves what its dead process left, and how often it checks.
 _PATIENCE_S = 300.0
 _LOOK_AGAIN_S = 0.05
 
@@ -56,14 +56,14 @@ class RamDisk:
     spill_limit_bytes
         Most bytes that all snapshots may take there; ``None`` for what its file system has.
     tenant
-        Whose the stores are that are opened through this object.
+        The tenant of the stores that are opened through this object.
     scheduler
         The directory of the scheduler that gives the jobs their names; empty where people do.
 
     Raises
     ------
     EnvironmentUnusableError
-        If a directory is a link, somebody else's, open to others, or cannot be made.
+        If a directory is a link, another user's, open to others, or cannot be made.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RamDisk:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RamDisk:
-        """The RAM disk of a job with these settings, with its tenant's limit."""
+        """Return the RAM disk of a job with these settings, with its tenant's limit."""
         limit_bytes = parse_size(settings.tenant_ramdisk) if settings.tenant_ramdisk else None
         return cls(
             settings.ramdisk_directory,
@@ -100,7 +100,7 @@ class RamDisk:
 
     @property
     def limit_bytes(self) -> int:
-        """The limit that applies to stores opened through this object."""
+        """Limit that applies to stores opened through this object."""
         return self._budget.limit_bytes
 
     @property
@@ -110,11 +110,11 @@ class RamDisk:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes the file system and the memory of the machine can still give, whatever the limit says."""
+        """Bytes that file system and memory can still give, apart from any limit."""
         return self._budget.free_bytes()
 
     def open_store(self, job: str | None, rank: int = 0, *, ranks: Collection[int] = ()) -> JobStore:
-        """This process's store for a rank of ``job``; takes over what a dead process of the job left.
+        """Return this process's store for a rank of ``job``, with all that a dead process of the job left.
 
         Parameters
         ----------
@@ -152,14 +152,14 @@ class RamDisk:
         return self._take_over(directory, lock, job, rank, ranks)
 
     def home(self, job: str, rank: int) -> Path:
-        """The store of a named job's rank: jobs of two schedulers are two, whatever they are called."""
+        """Return the path of the store of a named job's rank. Jobs of two schedulers have separate stores."""
         name = str(job_id(job))
         if self._scheduler:
             name += f"@{blake2b(os.fsencode(self._scheduler), digest_size=4).hexdigest()}"
         return self.directory / f"{name}.r{rank}"
 
     def _claim(self, directory: Path) -> FileLock | None:
-        """The lock of a store, made when missing; ``None`` if a living process has it."""
+        """Create the store if it is missing, and return its lock; None if a living process holds it."""
         with self._budget.lock():
             store_directory(directory)
             return FileLock.attempt(directory / OWNER)
@@ -167,7 +167,7 @@ class RamDisk:
     def _take_over(
         self, directory: Path, lock: FileLock, job: str | None, rank: int, ranks: Collection[int]
     ) -> JobStore:
-        """Open a store that was claimed."""
+        """Return the opened store of a directory that was claimed."""
         try:
             tenant = self._budget.tenant
             with self._budget.taking(PAGE_BYTES):
@@ -182,17 +182,17 @@ class RamDisk:
             raise
 
     def listing(self) -> list[StoreInfo]:
-        """All stores, of the living and of the dead, by name; those that are spilled, too."""
+        """Return all stores, of living and dead processes, by name; also those that are only spilled."""
         with self._budget.lock():
             return [store_info(directory, self.spilled) for directory in self._stores()]
 
     def tenants(self) -> list[TenantInfo]:
-        """What every tenant that has something here takes up, by name."""
+        """Return the use of each tenant that has a store here, by name."""
         with self._budget.lock():
             return tenants(self._stores())
 
     def spill(self) -> list[StoreInfo]:
-        """Move the restartable snapshots of dead named jobs to the spill directory; damaged ones stay.
+        """Move the restartable snapshots of dead named jobs to the spill directory. Damaged ones stay.
 
         Returns
         -------
@@ -212,11 +212,11 @@ class RamDisk:
         return [info for info in moved if info is not None]
 
     def _spill_dead(self, directory: Path) -> StoreInfo | None:
-        """Move what a dead named job could go on from; its store as it was, ``None`` if there is nothing."""
+        """Move a dead named job's restartable snapshots, and return its store; None if none was moved."""
         spilled = self.spilled
         with self._budget.lock():
             if spilled is None or not directory.exists():
-                return None  # it has nothing but what was moved before
+                return None  # everything was moved before
             info = store_info(directory, spilled)
             lock = None if info.alive or info.job is None else FileLock.attempt(directory / OWNER)
         if lock is None:
@@ -227,7 +227,7 @@ class RamDisk:
                 try:
                     spilled.take(directory / SLOTS[record.slot], directory.name, record.slot)
                 except SnapshotError:
-                    damaged.append(record)  # it stays for whoever needs it to find out
+                    damaged.append(record)  # it stays: the process that needs it reports the damage
             moved = len(damaged) < len(records)
             if moved:
                 with self._budget.lock():
@@ -235,9 +235,9 @@ class RamDisk:
         return info if moved else None
 
     def _relieve(self, helps: Callable[[Path], bool], own: Own) -> Iterator[None]:
-        """Make room step by step; one that can make none does not keep the others from it.
+        """Make room step by step, and yield after each step. At the end raise the first failure.
 
-        Raises the first failure when nobody has any more to give.
+        A failure to make room in one store does not stop the attempts in others.
         """
         failure: GpusliceError | None = None
         for give in self._givers(helps, own):
@@ -250,10 +250,9 @@ class RamDisk:
             raise failure
 
     def _givers(self, helps: Callable[[Path], bool], own: Own) -> Iterator[Callable[[], object]]:
-        """What makes room, and says whether it has: stores of the dead, the one that asks, parked jobs.
+        """Yield functions that make room and return True if they did: dead stores, ``own``, parked jobs.
 
-        Of these whoever has been parked for the shortest time begins: where jobs take turns, it needs its
-        slots last.
+        The job that was parked last comes first: where jobs take turns, it needs its slots last.
         """
         for give in (self._discard, self._spill_dead):
             for directory in filter(helps, self._stores()):
@@ -263,22 +262,22 @@ class RamDisk:
             yield partial(request_room, directory)
 
     def _parked(self) -> list[Path]:
-        """The stores whose processes listen to those that need room, the latest first."""
+        """Return the stores whose processes accept requests for room, the latest first."""
         stores = [store for store in self._stores() if (store / SOCKET).exists()]
         return sorted(stores, key=lambda store: _since_ns(store / SOCKET), reverse=True)
 
     def discard(self, scheduler: str) -> None:
-        """Remove what a scheduler's dead jobs left and nobody can go on from."""
+        """Remove what a scheduler's dead jobs left, if no process can continue from it."""
         for directory in self._stores():
             owner = read_owner(directory)
             if owner is not None and owner.scheduler == scheduler:
                 self._discard(directory)
 
     def _discard(self, directory: Path) -> bool:
-        """Remove what a dead named job left here if nobody can go on from it; whether that made room."""
+        """Remove a dead named job's files if no process can continue from them. Return True if removed."""
         with self._budget.lock():
             if not directory.exists():
-                return False  # it has nothing but what was spilled
+                return False  # everything was spilled
             info = store_info(directory, self.spilled)
             of_use = info.alive or info.job is None or any(one.restartable for one in published(directory))
             if not of_use:
@@ -286,10 +285,10 @@ class RamDisk:
             return not of_use
 
     def collect(self, *, everything: bool = False) -> list[StoreInfo]:
-        """Remove what dead processes left; what belongs to living ones is never touched.
+        """Remove what dead processes left, and return those stores. Stores of living ones are never touched.
 
-        A named job's snapshots that another process can go on from stay, the older one, too: a rank may be
-        ahead of the others of its gang, on whichever node they are.
+        A named job's restartable snapshots stay, the older one, too: a rank may be ahead of other ranks of
+        its gang, on any node.
 
         Parameters
         ----------
@@ -314,7 +313,7 @@ class RamDisk:
         return removed
 
     def _clear(self, directory: Path, *, wanted: bool) -> bool:
-        """Remove of a dead store what is not wanted any more; whether anything is left."""
+        """Remove the unneeded parts of a dead store. Return True if anything is left."""
         left = directory.exists() and settle(directory, [*restartable(directory)] if wanted else ())
         for entry in [] if self.spilled is None else self.spilled.entries(directory.name):
             if wanted and not entry.is_useless():
@@ -324,11 +323,11 @@ class RamDisk:
         return left
 
     def boundaries(self, job: str, rank: int = 0) -> set[int]:
-        """Of which boundaries a rank of a named job has a published restartable snapshot, alive or not."""
+        """Return the boundaries of a named job's restartable snapshots. Its process may be alive."""
         return set(restartable_files(self.home(job, rank), self.spilled))
 
     def _stores(self) -> list[Path]:
-        """The directories of all stores, by name; of those that are spilled, they need not exist."""
+        """Return the directories of all stores, by name. Those of spilled stores need not exist."""
         with os.scandir(self.directory) as entries:
             found = {e.name for e in entries if e.is_dir(follow_symlinks=False) and STORE.fullmatch(e.name)}
         if self.spilled is not None:
@@ -337,13 +336,13 @@ class RamDisk:
 
 
 def _scheduler(endpoint: str) -> str:
-    """The directory of the scheduler that listens at a local endpoint; empty without one."""
+    """Return the directory of the scheduler that listens at a local endpoint; empty without one."""
     return os.path.realpath(os.path.dirname(endpoint.removeprefix("ipc://"))) if endpoint else ""
 
 
 def _since_ns(socket: Path) -> int:
-    """Since when a process listens there."""
+    """Return since when a process listens at a socket; 0 if it no longer does."""
     try:
         return socket.lstat().st_mtime_ns
     except FileNotFoundError:
-        return 0  # no more
+        return 0  # it no longer listens

@@ -1,9 +1,9 @@
-"""A parked job's room, for whoever needs it: asked for by a local socket in the job's store.
+"""Requests for a parked job's room, by a local socket in the job's store.
 
-Only the process itself can take its slots away: it has them mapped, perhaps page-locked, and is the one that
-will want them back. So it listens while it is parked, gives up one slot for each that asks, and
-answers when the room is free. A socket file whose process died refuses connections, and one that dies
-meanwhile ends them; so nobody waits for the dead, and nobody reads a state from a file.
+Only the process itself can give up its slots: it has them mapped, perhaps page-locked, and will want them
+back. So it listens while it is parked, gives up one slot per request, and answers when the room is free. The
+socket of a dead process refuses connections, and a process that dies meanwhile ends them. So no request waits
+for a dead process, and no state is read from a file.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from gpuslice.errors import GpusliceError, RamDiskFullError
 from .spill import Interrupted, Pause
 
 SOCKET = "room"
-#: What is said meanwhile, so that silence means that the process is stopped; and the answers.
+#: Bytes sent while at work, so that silence means a stopped process; and the answers.
 _WORKING, _MADE, _NOTHING, _FAILED = b".", b"+", b"-", b"!"
-#: How long one that may be busy with another's wish has for its first sign, and then between two.
+#: Longest wait for the first byte, while the process may serve another request, and between two bytes.
 _FIRST_SIGN_S = 10.0
 _SILENCE_S = 120.0
 _ANSWER_BYTES = 4096
-#: How soon it looks again for those that ask after it could not accept one.
+#: Pause after a connection that could not be accepted.
 _AGAIN_S = 0.1
 
 
 class RoomListener:
-    """Listens from its making until it is closed; a context manager.
+    """Listens for requests from its creation until it is closed; a context manager.
 
-    Forked children, which inherit what it listens at but not its thread, let go of it. ``give`` makes some
-    room, unless the function that it is given calls that off; it says whether there was any. ``OSError`` if
-    there can be no socket, ``RuntimeError`` if the system gives no more threads.
+    Forked children close their copy of the socket. ``give`` makes some room and returns True if there was
+    any; the function that it is given raises to interrupt it. ``OSError`` if there can be no socket,
+    ``RuntimeError`` if the system gives no more threads.
     """
 
     def __init__(self, path: Path, give: Callable[[Pause], bool]) -> None:
@@ -54,7 +54,7 @@ class RoomListener:
             raise
 
     def close(self) -> None:
-        """Take it back; what is being moved stays, unless it is moved already. Then no thread is at work."""
+        """Stop listening, and wait for the thread. A move under way is called off unless it is complete."""
         if self._listener.fileno() < 0:
             return
         self._closing.set()
@@ -70,8 +70,8 @@ class RoomListener:
             except OSError:
                 if self._closing.wait(_AGAIN_S):
                     return
-                continue  # the process has no more descriptors; it may have some again
-            # A child that is forked meanwhile would keep who asks from hearing of our death, and of the end.
+                continue  # the process has no more descriptors at present
+            # A child forked meanwhile would keep the connection open after our death, or after the answer.
             closed_in_children(connection, socket.socket.close)
             with connection:
                 self._answer(connection)
@@ -89,7 +89,7 @@ class RoomListener:
             answer = _MADE if self._give(pause) else _NOTHING
         except Interrupted:
             answer = _NOTHING
-        except Exception as error:  # noqa: BLE001 - who asked gets it; the next one may have more luck
+        except Exception as error:  # noqa: BLE001 - the error is sent to the requesting process
             message = error.message if isinstance(error, GpusliceError) else str(error)
             answer = _FAILED + message.encode()[: _ANSWER_BYTES - 1]
         _send(connection, answer)
@@ -102,7 +102,7 @@ class RoomListener:
 
 
 def _send(connection: socket.socket, data: bytes) -> bool:
-    """Whether somebody is there to hear it."""
+    """Send data. Return False if the connection is closed."""
     try:
         connection.sendall(data, socket.MSG_NOSIGNAL)
     except OSError:
@@ -111,15 +111,15 @@ def _send(connection: socket.socket, data: bytes) -> bool:
 
 
 def request_room(directory: Path) -> bool:
-    """Have the process of the store ``directory`` make some room, and wait until it has; whether it did.
+    """Ask the process of the store ``directory`` for room, and wait. Return True if it made some.
 
-    Not if it does not listen there, has nothing more to give, or wants its slots itself.
-    ``RamDiskFullError`` says why it could not.
+    Return False if it does not listen, has nothing more to give, or wants its slots itself.
+    ``RamDiskFullError`` says why it failed.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_FIRST_SIGN_S)
         said = b""
-        # Nobody listens there, or it is stopped, has died or has just closed it.
+        # No process listens there, or it is stopped, has died or has just closed the socket.
         with suppress(OSError):
             with short_path(directory / SOCKET) as address:
                 connection.connect(address)

@@ -1,10 +1,10 @@
-"""What is equal on several ranks of a job, kept once: pieces of their snapshots as files with several names.
+"""Keep once what is equal on several ranks: pieces of their snapshots are files with several names.
 
-A piece is a file beside the slot, named by the checksum of its bytes. Who needs a piece looks for that name
-in the other ranks' stores. If the bytes are the same, all of them, it takes the file under a name of its own
-(a hard link); otherwise it writes a file. So the number of a file's names says how many snapshots need it:
-the kernel keeps count, whoever dies. A file that is being written is locked by its writer, and the others
-wait for it. If its writer died, it has not these bytes, and they write their own.
+A piece is a file beside the slot, named by the checksum of its bytes. A rank that needs a piece looks for
+that name in the other ranks' stores. If all bytes are the same, it makes a hard link to the file; otherwise
+it writes a new file. So the kernel counts how many snapshots need the file, whichever process dies. The
+writer locks a file while writing, and the others wait. If the writer died, the bytes differ, and the others
+write their own.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from .budget import Budget, Own
 from .slots import pieces_of, remove_pieces
 
 _RESERVED = "reserved"
-#: Room is asked for in steps: asking counts all files of the RAM disk.
+#: Room is reserved in steps, because each request counts all files of the RAM disk.
 _STEPS = 16
 _MOST_AT_ONCE_BYTES = 256 << 20
 
 
 class SharedPieces:
-    """The pieces of one snapshot on its way into a slot.
+    """The pieces of one snapshot that is being written into a slot.
 
     Parameters
     ----------
@@ -45,14 +45,14 @@ class SharedPieces:
     others
         The files of all other slots that may have the same pieces: of the other ranks, and this one's other.
     own
-        Gives up what this store needs less than room for the pieces.
+        Frees what this store needs less than room for the pieces.
 
     Attributes
     ----------
     memory
         The snapshot's file up to its tail: what has not been put yet is this process's own memory.
     shared_bytes
-        Of what was put, bytes that were there already.
+        Bytes of put pieces that were there already.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SharedPieces:
         self._budget = budget
         self._ranges = piece_ranges(placement)
         chunks = set(placement.chunks)
-        #: Those that are copied and checksummed as one: of small storages, only the few that are a piece.
+        #: Pieces that are also chunks, by offset. Few pieces of small storages are.
         self._chunks = {piece[0]: index for index, piece in enumerate(self._ranges) if piece in chunks}
         self._keys: list[bytes | None] = [None] * len(self._ranges)
         self._mutex = threading.Lock()
@@ -73,9 +73,9 @@ class SharedPieces:
         self.shared_bytes = 0
 
     def inspector(self, checksums: ChecksumRecorder | None) -> Inspector:
-        """Sees the chunks of a copy; those that are pieces are put, and need not be copied any more.
+        """Return an inspector of a copy. Chunks that are pieces are put, and need not be copied.
 
-        ``checksums`` notes what it sees.
+        ``checksums`` notes the checksums of the chunks that it sees.
         """
 
         def inspect(offset: int, data: memoryview) -> bool:
@@ -90,9 +90,9 @@ class SharedPieces:
         return inspect
 
     def missing(self, keys: Sequence[bytes]) -> list[int]:
-        """Which pieces neither the slot has nor another one; those that are found are put.
+        """Return the numbers of the pieces that no slot has. Pieces that are found are put.
 
-        What else the slot has goes, and makes room. ``keys`` are the XXH3-128 of all pieces.
+        Other files of the slot are removed, which makes room. ``keys`` are the XXH3-128 of all pieces.
         """
         remove_pieces(self._slot, {piece_path(self._slot, key).name for key in keys})
         there = _by_key((self._slot, *self._others))
@@ -122,7 +122,7 @@ class SharedPieces:
         return False
 
     def complete(self) -> list[Piece]:
-        """Put what has not been put, from `memory`, and give the room back that was not needed."""
+        """Put all remaining pieces from `memory`, release unused room, and return the pieces."""
         for index, (start, stop) in enumerate(self._ranges):
             if self._keys[index] is None:
                 self.put(index, self.memory[start:stop])
@@ -131,13 +131,13 @@ class SharedPieces:
         return [Piece(key, *where) for key, where in named if key is not None]
 
     def close(self) -> None:
-        """Give the room back that was not needed."""
+        """Release the unused room."""
         self._room.close()
 
     def put(self, index: int, data: memoryview, checksum: int | None = None) -> None:
-        """Have a file with these bytes and zeros behind them, and put it where they belong in `memory`.
+        """Provide a file with these bytes, padded with zeros, and map it at its place in `memory`.
 
-        ``checksum`` is the XXH3-128 of the whole piece, if that is known.
+        ``checksum`` is the XXH3-128 of the whole piece, if it is known.
         """
         start, stop = self._ranges[index]
         if checksum is None:
@@ -154,7 +154,7 @@ class SharedPieces:
         self._keys[index] = key
 
     def _file_of(self, key: bytes, data: memoryview, nbytes: int) -> int | None:
-        """The open file of these bytes, by that key this slot's; ``None`` if it has another one by it."""
+        """Return this slot's open file of these bytes under that key; None if other bytes have the key."""
         mine, *theirs = (piece_path(slot, key) for slot in (self._slot, *self._others))
         different: set[int] = set()  # inodes
         while True:
@@ -165,7 +165,7 @@ class SharedPieces:
                     return descriptor
                 _await(descriptor)
                 same = _holds(descriptor, data, nbytes)
-                with self._mutex:  # no other thread begins that file meanwhile
+                with self._mutex:  # no other thread creates that file meanwhile
                     if same and (path == mine or _link(descriptor, mine)):
                         self.shared_bytes += nbytes
                         return descriptor
@@ -178,9 +178,9 @@ class SharedPieces:
                 return None
 
     def _open(self, paths: Sequence[Path], nbytes: int, different: Container[int]) -> tuple[Path | None, int]:
-        """The first of these files that may be the piece; else the first one anew, without its path.
+        """Return the first of these files that may be the piece; else create the first, and return no path.
 
-        Under the RAM disk's lock, so that of all ranks that look one begins.
+        The RAM disk's lock is held, so that only one of several ranks creates it.
         """
         while True:
             with self._mutex, self._budget.lock():
@@ -197,7 +197,7 @@ class SharedPieces:
 
 
 class _Room:
-    """Bytes that were admitted and have no file yet: a file without pages that counts with its length."""
+    """Admitted bytes that have no file yet: an empty file without pages counts with its length."""
 
     def __init__(self, path: Path, budget: Budget, wanted_bytes: int, own: Own) -> None:
         self._path = path
@@ -208,7 +208,7 @@ class _Room:
         self.left_bytes = 0
 
     def extend(self, nbytes: int) -> None:
-        """Have room for so many bytes, and some more if there is; ``RamDiskFullError``."""
+        """Reserve room for ``nbytes``, and some more if possible. Raises ``RamDiskFullError``."""
         if self._descriptor < 0:
             self._descriptor = open_checked(self._path, os.O_RDWR | os.O_CREAT)
         try:
@@ -220,12 +220,12 @@ class _Room:
         self.left_bytes = self._budget.extend(self._descriptor, nbytes, allocated_bytes=nbytes, own=own)
 
     def take(self, nbytes: int) -> None:
-        """Room for so many bytes is used now; under the RAM disk's lock, so that none counts twice."""
+        """Use ``nbytes`` of the room. The RAM disk's lock is held, so that no byte counts twice."""
         self.left_bytes -= nbytes
         os.ftruncate(self._descriptor, self.left_bytes)
 
     def close(self) -> None:
-        """Give back what is left."""
+        """Release the rest."""
         if self._descriptor >= 0:
             self._path.unlink(missing_ok=True)
             os.close(self._descriptor)
@@ -233,7 +233,7 @@ class _Room:
 
 
 def _by_key(slots: Sequence[Path]) -> dict[str, list[Path]]:
-    """The pieces that lie beside these slots' files, by the digits in their names."""
+    """Return the pieces beside these slots' files, by the digits in their names."""
     found: dict[str, list[Path]] = {}
     for slot in slots:
         with suppress(FileNotFoundError):  # a rank that has no store yet
@@ -245,11 +245,11 @@ def _by_key(slots: Sequence[Path]) -> dict[str, list[Path]]:
 def _await(descriptor: int) -> None:
     """Wait until an open piece is written, or its writer has died."""
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a mapping would keep it
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a mapping would keep the lock
 
 
 def _opened(path: Path, different: Container[int] = ()) -> int | None:
-    """The open file, if there is one that is not known to be ``different``."""
+    """Return the open file; None if there is none, or if its inode is in ``different``."""
     try:
         descriptor = open_checked(path)
     except (FileNotFoundError, SnapshotError):
@@ -261,7 +261,7 @@ def _opened(path: Path, different: Container[int] = ()) -> int | None:
 
 
 def _new(path: Path, nbytes: int) -> int:
-    """A new file for a piece, locked by this process; with the RAM disk's lock held."""
+    """Create a file for a piece, locked by this process. The caller holds the RAM disk's lock."""
     descriptor = open_checked(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.ftruncate(descriptor, nbytes)
@@ -269,7 +269,7 @@ def _new(path: Path, nbytes: int) -> int:
 
 
 def _fill(descriptor: int, path: Path, data: memoryview) -> None:
-    """Write a new piece, and let the others have it."""
+    """Write a new piece, and unlock it for the others."""
     try:
         write_at(descriptor, data, 0)
         os.fsync(descriptor)
@@ -280,7 +280,7 @@ def _fill(descriptor: int, path: Path, data: memoryview) -> None:
 
 
 def _holds(descriptor: int, data: memoryview, nbytes: int) -> bool:
-    """Whether the file is these bytes and zeros behind them: every byte is compared."""
+    """Return True if the file is these bytes, padded with zeros. Every byte is compared."""
     if os.fstat(descriptor).st_size != nbytes:
         return False
     memory = map_file(descriptor, nbytes)
@@ -289,8 +289,8 @@ def _holds(descriptor: int, data: memoryview, nbytes: int) -> bool:
 
 
 def _link(descriptor: int, path: Path) -> bool:
-    """Give the open file another name; not if it has none or too many, or if another file has that name."""
-    # By its descriptor, so that it is the very file that was looked at.
+    """Give the open file another name. Return False if it has none or too many, or the name is taken."""
+    # By its descriptor, so that it is the file that was compared.
     files = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.link(str(descriptor), path, src_dir_fd=files, follow_symlinks=True)

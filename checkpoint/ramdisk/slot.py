@@ -28,7 +28,7 @@ class Slot:
     record
         Of the snapshot that was published in it; ``None`` without one.
     spilled
-        Whether that snapshot lies in the spill directory, and nothing of it here.
+        True if that snapshot lies in the spill directory, and nothing of it here.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Slot:
         self._readers: weakref.WeakSet[SnapshotFile] = weakref.WeakSet()
 
     def publish(self, snapshot: SnapshotFile) -> None:
-        """It holds this snapshot now, which stays readable until the slot is needed."""
+        """Record the snapshot that the slot holds now. It stays readable until the slot is needed."""
         self.record = snapshot.record
         self._written = weakref.ref(snapshot)
 
     def open(self) -> SnapshotFile:
-        """Its snapshot, where it lies; the slot is not freed until that is closed. ``SnapshotError``."""
+        """Open the slot's snapshot where it lies. The slot is not freed before it is closed."""
         assert self.record is not None
         if self.spilled and self._spill is not None:
             return self._spill.open(self._store, self.record)
@@ -58,9 +58,9 @@ class Slot:
         return snapshot
 
     def invalidate(self) -> None:
-        """There is no snapshot in it any more, nor is one of it in the spill directory."""
+        """Remove the snapshot, in the slot and in the spill directory."""
         if self.record is not None and not self.spilled:
-            self.arena.extend_file(PREAMBLE_BYTES)  # opens what a former process left
+            self.arena.extend_file(PREAMBLE_BYTES)  # opens a former process's file
         if self.arena.opened:
             self.arena.tear()
         self.record = None
@@ -69,7 +69,7 @@ class Slot:
         remove_pieces(self.arena.path)
 
     def remove_file(self, *, pieces: bool = True) -> None:
-        """Remove its file, then the rest: it holds nothing any more, but perhaps ``pieces``."""
+        """Remove the slot's file and snapshot. With ``pieces`` also its pieces."""
         self._close_file()
         self.arena.discard(pieces=pieces)
         self.record = None
@@ -81,13 +81,13 @@ class Slot:
             snapshot.close()
 
     def drop_spilled(self) -> None:
-        """Remove its snapshot from the spill directory, if that is where it is."""
+        """Remove the snapshot from the spill directory, if it lies there."""
         if self._spill is not None and self.spilled:
             self._spill.drop(self._store, self.number)
             self.spilled = False
 
     def recover(self, spilled: Record) -> None:
-        """Of a spilled snapshot that a dead process left and the file here, keep what counts."""
+        """Choose between a dead process's spilled snapshot and the file here, and remove the other."""
         here = self.record
         newer = here is not None and here.generation >= spilled.generation
         self.spilled = True
@@ -98,9 +98,9 @@ class Slot:
             self.record = spilled
 
     def free_memory(self, pause: Pause = carry_on, *, wanted: bool = False) -> bool:
-        """Give up its room, if it has any and nobody reads it; what is needed is moved.
+        """Give up the slot's room, if it has any and no reader. Return True if room was freed.
 
-        A snapshot that another process can go on from is needed, or if it is ``wanted``.
+        A needed snapshot is moved to the spill directory. It is needed if it is restartable or ``wanted``.
         """
         read = any(not reader.closed for reader in self._readers)
         if self.spilled or read or not self.arena.path.exists():
@@ -113,17 +113,17 @@ class Slot:
             try:
                 self._spill.take(self.arena.path, self._store, self.number, pause)
             except SnapshotError:
-                return False  # damaged: it stays for whoever needs it to find out
+                return False  # damaged: it stays, and the process that needs it reports it
             self.spilled = True
         self._close_file()
         self.arena.discard()
         return True
 
     def bring_back(self, snapshot: SnapshotFile) -> None:
-        """Have its snapshot's bytes at hand again, which may have been spilled while the job was parked.
+        """Make the bytes of the slot's snapshot readable again. They may have been spilled meanwhile.
 
-        They are read where they are, and stay there until the slot is needed, if another process could go on
-        from them. Damaged ones (``SnapshotError``) stay, too.
+        They are read where they lie. If they are restartable, they stay there until the slot is needed.
+        Damaged ones (``SnapshotError``) stay, too.
         """
         if self.spilled:
             with self.open() as spilled:

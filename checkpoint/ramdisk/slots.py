@@ -1,6 +1,6 @@
 """A store's directory: which snapshots lie in it, which is the newest whole one, what may be thrown away.
 
-- ``owner``: locked by the living process; says who that is
+- ``owner``: locked by the living process, which it names
 - ``A.gsnp``, ``B.gsnp``: the two slots
 - ``A.<32 hex digits>``, ``B.<...>``: pieces of the one or the other, which other ranks may have, too
 - ``room``: a socket, while its process is parked (``room_requests``)
@@ -29,10 +29,10 @@ _OWNER_LIMIT_BYTES = 4096
 
 
 class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who holds a store; for people to read. The lock on the file, not this, says who has it.
+    """The process that holds a store, for people to read. The lock on the file says who really holds it.
 
-    ``started_s``, in seconds since 1970, is when the process started.
-    ``tenant`` is whose bytes the store's are, ``scheduler`` the directory of the one whose job it is.
+    ``started_s``, in seconds since 1970, is when the process started. ``tenant`` is the tenant whose bytes
+    the store's are, ``scheduler`` the directory of the job's scheduler.
     """
 
     job: str | None
@@ -45,7 +45,7 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def lives(self) -> bool:
-        """Whether the process is there: no zombie, and no later one that has its pid."""
+        """True if the process exists: not a zombie, and not a later process with its pid."""
         try:
             process = psutil.Process(self.pid)
             later = process.create_time() >= self.started_s + 1.0
@@ -55,13 +55,13 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_owner(descriptor: int, owner: Owner) -> None:
-    """Put this process into an open, locked owner file."""
+    """Write this process into an open, locked owner file."""
     os.ftruncate(descriptor, 0)
     write_at(descriptor, msgspec.json.encode(owner), 0)
 
 
 def read_owner(directory: Path) -> Owner | None:
-    """Who held the store last, or ``None`` if its process died before it could say."""
+    """Return the last owner of the store, or None if its process died before it could write it."""
     try:
         descriptor = open_checked(directory / OWNER)
     except FileNotFoundError:
@@ -75,7 +75,7 @@ def read_owner(directory: Path) -> Owner | None:
 
 
 def published(directory: Path) -> list[Record]:
-    """The records of the published snapshots in the directory, newest first.
+    """Return the records of the published snapshots in the directory, newest first.
 
     A slot that was being written when its process died has no header and does not count.
     """
@@ -89,7 +89,7 @@ def published(directory: Path) -> list[Record]:
 
 
 def restartable(directory: Path) -> Iterator[Record]:
-    """Those that can be opened, and that another process can go on from, newest first."""
+    """Yield the records of snapshots that can be opened and are restartable, newest first."""
     for record in published(directory):
         if record.restartable:
             with suppress(SnapshotError), open_snapshot(directory / SLOTS[record.slot]):
@@ -97,15 +97,15 @@ def restartable(directory: Path) -> Iterator[Record]:
 
 
 def pieces_of(slot: Path) -> list[Path]:
-    """The pieces that lie beside a slot's file and are whole."""
+    """Return the complete pieces beside a slot's file."""
     name = re.compile(rf"{re.escape(slot.stem)}\.[0-9a-f]{{{2 * KEY_BYTES}}}")
     return [slot.with_name(one) for one in os.listdir(slot.parent) if name.fullmatch(one)]
 
 
 def remove_pieces(slot: Path, kept: Container[str] = ()) -> None:
-    """Give up a slot's pieces but those of the names ``kept``, and what was begun of some.
+    """Remove a slot's pieces, complete or not, except those with names in ``kept``.
 
-    Other ranks keep what they have of them.
+    Other ranks keep their names of the same files.
     """
     with suppress(FileNotFoundError):
         for name in os.listdir(slot.parent):
@@ -114,9 +114,9 @@ def remove_pieces(slot: Path, kept: Container[str] = ()) -> None:
 
 
 def settle(directory: Path, kept: Collection[Record] = ()) -> bool:
-    """Throw away what a dead store no longer needs; the caller holds its lock and the RAM disk's.
+    """Remove a dead store's files except the snapshots in ``kept``. Return True if the directory is left.
 
-    Keeps the snapshots of the records that are ``kept``. Returns whether the directory is still there.
+    The caller holds the store's lock and the RAM disk's.
     """
     needed = {OWNER} if kept else set()
     for record in kept:

@@ -1,9 +1,9 @@
 """Cold snapshots on a file system that is slower and larger than the RAM disk.
 
 A snapshot is cold when its job is parked or its process dead. It is moved whole: written to the spill
-directory under a name that does not count, read back and checked against its checksums, renamed, and only
-then taken out of the RAM disk. Whenever that is interrupted, the snapshot is whole in one of the two places,
-or in both, and then they are the same. Whoever needs it reads it where it is.
+directory under a temporary name, read back and verified, renamed, and only then removed from the RAM disk. If
+that is interrupted, the snapshot is whole in one of the two places, or the same in both. It is read where it
+lies.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from .slots import SLOTS
 
 _PARTIAL = ".part"
 _LOCK = "lock"
-#: Large enough for an NVMe drive to reach its rate with one request under way.
+#: Large enough for full speed of an NVMe drive with one request at a time.
 _PIECE_BYTES = 8 << 20
-#: How soon one that waits for another's snapshot to arrive sees that it has, or that it shall not go on.
+#: How often a move that waits for another one checks whether to go on.
 _LOOK_AGAIN_S = 0.02
 _OPTION = "--spill-dir"
 _FILE = re.compile(rf"(?P<store>.+\.r\d+)\.(?P<slot>{'|'.join(map(re.escape, SLOTS))})")
 
 
 class Interrupted(Exception):
-    """A move was called off; everything is as before."""
+    """A move was called off. Nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +54,33 @@ class Spilled:
     path: Path
 
     def size_bytes(self) -> int:
-        """Of its file; nothing if that was removed meanwhile."""
+        """Return the file's size; 0 if it was removed meanwhile."""
         try:
             return self.path.lstat().st_size
         except FileNotFoundError:
             return 0
 
     def record(self) -> Record:
-        """Its record, as far as that can be told without reading it all; ``SnapshotError``."""
+        """Return the snapshot's record. Only the record is checked. Raises ``SnapshotError``."""
         record = record_of(self.path)
         if record.slot != self.slot:
             raise CorruptSnapshotError(f"{self.path} is a snapshot of another slot", DAMAGED)
         return record
 
     def is_useless(self) -> bool:
-        """Whether it is whole enough to say that nobody could go on from it."""
+        """Return True if the snapshot is readable and not restartable."""
         try:
             return not self.record().restartable
         except SnapshotError:
             return False
 
 
-#: Called again and again by a move; raises `Interrupted` to call it off.
+#: Called again and again during a move; raises `Interrupted` to call it off.
 Pause = Callable[[], object]
 
 
 def carry_on() -> None:
-    """No pause ends the move."""
+    """Do nothing: the move is not interrupted."""
 
 
 class SpillDirectory:
@@ -96,7 +96,7 @@ class SpillDirectory:
     Raises
     ------
     EnvironmentUnusableError
-        If it is a link, somebody else's, open to others, or cannot be made.
+        If it is a link, another user's, open to others, or cannot be made.
     """
 
     def __init__(self, directory: Path, limit_bytes: int | None = None) -> None:
@@ -105,11 +105,11 @@ class SpillDirectory:
         private_directory(directory, option=_OPTION, parents=True)
 
     def path(self, store: str, slot: int) -> Path:
-        """Where the snapshot of a slot of the store of that name is, if it is here."""
+        """Return the path of a slot's snapshot here. It need not exist."""
         return self.directory / f"{store}.{SLOTS[slot]}"
 
     def entries(self, store: str | None = None) -> list[Spilled]:
-        """What is here, of one store or of all, by name."""
+        """Return the snapshots here, of one store or of all, by name."""
         matches = map(_FILE.fullmatch, sorted(os.listdir(self.directory)))
         found = (
             Spilled(match["store"], SLOTS.index(match["slot"]), self.directory / match[0])
@@ -119,7 +119,7 @@ class SpillDirectory:
         return [entry for entry in found if store is None or entry.store == store]
 
     def records(self, store: str) -> list[Record]:
-        """Of a store's snapshots here that can be read."""
+        """Return the records of a store's readable snapshots here."""
         found = []
         for entry in self.entries(store):
             with suppress(SnapshotError):
@@ -127,7 +127,7 @@ class SpillDirectory:
         return found
 
     def used_bytes(self) -> int:
-        """Bytes of all snapshots here."""
+        """Return the bytes of all snapshots here."""
         return sum(entry.size_bytes() for entry in self.entries())
 
     @property
@@ -137,11 +137,11 @@ class SpillDirectory:
         return status.f_bavail * status.f_frsize
 
     def arriving(self, store: str) -> bool:
-        """Whether something of the store is being written here, or was when its process died."""
+        """Return True if a snapshot of the store is being written here, or was when its process died."""
         return any(_partial(self.path(store, slot)).exists() for slot in range(len(SLOTS)))
 
     def take(self, source: Path, store: str, slot: int, pause: Pause = carry_on) -> None:
-        """Write a snapshot file here, whole and on the medium when this returns; the source stays.
+        """Write a snapshot file here. It is whole and on the medium when this returns. The source stays.
 
         Raises
         ------
@@ -170,9 +170,9 @@ class SpillDirectory:
                 partial.unlink(missing_ok=True)
 
     def open(self, store: str, record: Record) -> SnapshotFile:
-        """The snapshot of ``record`` where it is, every byte of it checked; ``SnapshotError``."""
+        """Open the snapshot of ``record`` here, with every byte verified. Raises ``SnapshotError``."""
         snapshot = open_snapshot(self.path(store, record.slot))
-        if snapshot.record != record:  # which vouches for the checksums, and they for the rest
+        if snapshot.record != record:  # the record vouches for the checksums, and they for the rest
             raise CorruptSnapshotError(
                 f"{snapshot.path} is another snapshot than the one that was spilled", DAMAGED
             )
@@ -180,12 +180,12 @@ class SpillDirectory:
         return snapshot
 
     def clean_store(self, store: str) -> None:
-        """Remove what a former process of the store left half written; the caller has the store's lock."""
+        """Remove half-written files of a store's former process. The caller holds the store's lock."""
         for slot in range(len(SLOTS)):
             _partial(self.path(store, slot)).unlink(missing_ok=True)
 
     def clean(self) -> None:
-        """Remove what any process left that died while it wrote."""
+        """Remove half-written files of all processes that died while writing."""
         with FileLock.wait(self.directory / _LOCK):
             for partial in self.directory.glob(f"*{_PARTIAL}"):
                 partial.unlink(missing_ok=True)
@@ -197,14 +197,14 @@ class SpillDirectory:
             flush_directory(self.directory)
 
     def _lock(self, pause: Pause) -> FileLock:
-        """The lock under which one snapshot after the other arrives; others may take long."""
+        """Return the lock under which snapshots are written, one after the other. Others may take long."""
         while (lock := FileLock.attempt(self.directory / _LOCK)) is None:
             pause()
             time.sleep(_LOOK_AGAIN_S)
         return lock
 
     def _admit(self, nbytes: int) -> None:
-        """Refuse what would go beyond the limit, before anything is written; with the lock held."""
+        """Raise ``RamDiskFullError`` if ``nbytes`` would exceed the limit. The caller holds the lock."""
         used = self.used_bytes()
         if self.limit_bytes is not None and used + nbytes > self.limit_bytes:
             raise RamDiskFullError(
@@ -220,7 +220,7 @@ class SpillDirectory:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether there is a snapshot of which every byte is right."""
+    """Return True if there is a snapshot and all of its bytes are right."""
     try:
         with open_snapshot(path) as snapshot:
             snapshot.verify()
@@ -234,9 +234,9 @@ def _partial(target: Path) -> Path:
 
 
 def _write(target: Path, memory: memoryview, pause: Pause) -> None:
-    """Write a snapshot's file anew and have it on the medium; past the page cache where possible.
+    """Write a snapshot's file to the medium, past the page cache where possible.
 
-    Everything is aligned as O_DIRECT wants it: a snapshot's file is a multiple of 4 KiB long.
+    All writes are aligned for O_DIRECT: a snapshot's file is a multiple of 4 KiB long.
     """
     target.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -245,7 +245,7 @@ def _write(target: Path, memory: memoryview, pause: Pause) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        # Such a file system (tmpfs, some network ones) has no way past its cache, but may have made the file.
+        # Such a file system (tmpfs, some network ones) has no O_DIRECT, but may have created the file.
         target.unlink(missing_ok=True)
         descriptor = os.open(target, flags, 0o600)
     try:
@@ -254,7 +254,7 @@ def _write(target: Path, memory: memoryview, pause: Pause) -> None:
             pause()
             write_at(descriptor, memory[position : position + _PIECE_BYTES], position)
         os.fdatasync(descriptor)
-        # What is read back afterwards comes from the medium.
+        # So that the verification reads from the medium.
         os.posix_fadvise(descriptor, 0, len(memory), os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)

@@ -1,6 +1,7 @@
 """Traces of processes that have a job's name and have attached nothing: a small file in the job's store.
 
-Such a process leaves no snapshot when it is killed. The trace tells the next one why it begins anew.
+Such a process leaves no snapshot when it is killed. The trace tells the next one why it starts from the
+beginning.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class StartTraces:
         Parameters
         ----------
         run
-            Tells the processes of one run from those of others.
+            Identifies the run that the process belongs to.
         """
         trace = store / _NAME
         with self._budget.lock():
@@ -43,5 +44,5 @@ class StartTraces:
         """Remove a trace, and the store's directory if nothing else is in it."""
         with self._budget.lock():
             (store / _NAME).unlink(missing_ok=True)
-            with suppress(OSError):  # it is not there, or has more in it
+            with suppress(OSError):  # it does not exist, or is not empty
                 store.rmdir()

@@ -1,4 +1,4 @@
-"""One rank's place in the RAM disk: its directory, its lock, and who is at work on its slots."""
+"""One rank's place in the RAM disk: its directory, its lock, its slots, and the work on them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from .writer import SharedSnapshotWriter, SnapshotWriter
 class JobStore:
     """This process's directory in the RAM disk, locked while it lives; made by ``RamDisk.open_store``.
 
-    Slots that their job can do without while somebody else needs the room go to ``spill``, if there is one.
-    ``peers`` are the stores of the job's other ranks here, which may have pieces in common with this one.
-    ``SnapshotError`` if all that a dead process left is in the spill directory, and damaged.
+    While other processes need room, slots that the job can do without go to ``spill``, if it is given.
+    ``peers`` are the stores of the job's other ranks here, which may share pieces. ``SnapshotError`` if all
+    that a dead process left is spilled and damaged.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class JobStore:
         self.slots = [Slot(directory, slot, budget, spill, self._own(slot)) for slot in range(len(SLOTS))]
         self._writer: SnapshotWriter | None = None
         self._content: Content | None = None
-        #: Whether somebody knows the path of a snapshot here and may read it at any time: then all stay.
+        #: True if the path of a snapshot was given out, so that it may be read at any time. Then all stay.
         self.handed_out = False
-        #: Whether each snapshot must be one file, with nothing in common with other ranks'.
+        #: True if each snapshot must be one file that shares nothing with other ranks'.
         self.whole_files = False
         #: Called, in the thread of its writer, when a snapshot has been published or given up.
         self.finished: Callable[[], object] | None = None
@@ -66,12 +66,12 @@ class JobStore:
         self._generation = max((record.generation for record in self._records()), default=0)
 
     def _records(self) -> list[Record]:
-        """Of the published snapshots, here and spilled, newest first."""
+        """Return the records of the published snapshots, here and spilled, newest first."""
         found = [slot.record for slot in self.slots if slot.record is not None]
         return sorted(found, key=lambda record: record.generation, reverse=True)
 
     def _recover(self) -> None:
-        """See what a process that died left here and in the spill directory."""
+        """Find what a dead process left here and in the spill directory."""
         for record in published(self.directory):
             self.slots[record.slot].record = record
         if self._spill is None:
@@ -88,21 +88,21 @@ class JobStore:
 
     @property
     def closed(self) -> bool:
-        """Whether the store was closed, or belongs to the process this one was forked from."""
+        """True if the store was closed, or belongs to the process that this one was forked from."""
         return not self._lock.held
 
     def bind(self, on_map: MapHook, on_unmap: MapHook, node: int | None = None) -> None:
-        """Tell a device about the arenas' mappings, the present and all later ones, of ``node``'s memory.
+        """Pass the arenas' mappings, present and later ones, to a device. Their pages come from ``node``.
 
-        ``on_map`` gets every mapping once, ``on_unmap`` the same one before it goes away, and also when
-        others are bound: ``store.bind(device.register, device.unregister, device.memory_node)``.
+        ``on_map`` gets every mapping once, ``on_unmap`` gets it before it goes away, and when other hooks are
+        bound: ``store.bind(device.register, device.unregister, device.memory_node)``.
         """
         self.cool()
         for slot in self.slots:
             slot.arena.bind(on_map, on_unmap, node)
 
     def begin(self, layout: Layout, *, share: bool = False, resume: bool = False) -> SnapshotWriter:
-        """Make room for a snapshot and begin to write it.
+        """Make room for a snapshot, and return a writer for it.
 
         Parameters
         ----------
@@ -146,27 +146,27 @@ class JobStore:
         return self._writer
 
     def _pieces(self, slot: Slot, layout: Layout, record: Record) -> SharedPieces:
-        """For a snapshot in pieces, which this store's other slot and those of the other ranks may have."""
+        """Return the pieces of a new snapshot, which other slots and ranks may share."""
         other = self.slots[1 - slot.number].arena.path
         others = [other, *(peer / name for peer in self._peers for name in SLOTS)]
         placement = place(layout.sizes, record.payload)
         return SharedPieces(slot.arena.path, others, self._budget, placement, self._own(slot.number))
 
     def _own(self, slot: int) -> Own:
-        """What makes room for a snapshot in that slot: the other one."""
+        """Return a function that makes room for a snapshot in that slot by freeing the other one."""
         return partial(self._free_memory, 1 - slot)
 
     def warm_up(self, layout: Layout, *, share: bool = False) -> threading.Thread | None:
-        """Begin to make the arena for the next snapshot ready, if it is cold, for a state like ``layout``.
+        """Begin to prepare the arena of the next snapshot, if it is cold, for a state like ``layout``.
 
-        In the background, since faulting in pages and locking them takes five to ten times as long as copying
-        into them. Everything else here waits for its end. It takes no more than it leaves to others, and that
-        there is no room is no error. A snapshot that is to ``share`` what is equal with others has no arena.
+        This runs in a thread, because faulting in pages and locking them takes five to ten times as long as
+        copying into them. All other calls here wait for its end. It leaves as much room to others as it
+        takes. A lack of room is no error. A snapshot that is to ``share`` equal pieces has no arena.
 
         Returns
         -------
         threading.Thread or None
-            What is under way; nothing if there is nothing to do, or no room, or no thread for it.
+            The running thread; None if there is nothing to do, no room, or no thread.
         """
         self.cool()
         arena = self._free_slot().arena
@@ -184,16 +184,16 @@ class JobStore:
         return self._warming
 
     def cool(self) -> None:
-        """End what is under way in the background; afterwards no thread of the store's is at work."""
+        """Wait for the work in the background. Afterwards no thread of the store is running."""
         warming, self._warming = self._warming, None
         if warming is not None:
             warming.join()
 
     def restartable(self) -> dict[int, SnapshotFile]:
-        """The snapshots that another process can go on from, opened, by boundary, the newest one last.
+        """Open the restartable snapshots, and return them by boundary, newest last.
 
-        Each stays where it is until it is closed; of those that are spilled every byte was compared.
-        ``SnapshotError`` if there is none because such a one is damaged.
+        Each stays where it is until it is closed. Spilled ones are verified completely. ``SnapshotError`` if
+        there is none, because the only ones are damaged.
         """
         found: dict[int, SnapshotFile] = {}
         damage: SnapshotError | None = None
@@ -210,11 +210,11 @@ class JobStore:
 
     @property
     def boundaries(self) -> list[int]:
-        """Of the published snapshots that another process can go on from, the newest one last."""
+        """Boundaries of the published restartable snapshots, newest last."""
         return [record.boundary for record in reversed(self._records()) if record.restartable]
 
     def forget_after(self, boundary: int) -> None:
-        """Forget the snapshots of later boundaries: the job goes on from this one."""
+        """Remove the snapshots of later boundaries: the job continues from this one."""
         self._check_open()
         self.cool()
         for record in self._records():
@@ -222,16 +222,16 @@ class JobStore:
                 self.slots[record.slot].invalidate()
 
     def _free_slot(self) -> Slot:
-        """The slot without the newest restartable snapshot; the first one if there is none.
+        """Return the slot for the next snapshot: the one without the newest restartable snapshot.
 
-        A snapshot that nobody else can go on from is worth nothing once its job runs again: its
-        slot, warm as it is, takes the next one.
+        A snapshot that is not restartable is worthless once its job runs again. Its slot, which is warm,
+        takes the next one.
         """
         precious = next((record.slot for record in self._records() if record.restartable), 1)
         return self.slots[1 - precious]
 
     def _finish(self, slot: Slot, snapshot: SnapshotFile | None) -> None:
-        """Note what a writer published in ``slot``, or forget it."""
+        """Record what a writer published in ``slot``, or remove it."""
         self._check_open()
         self._writer = None
         if snapshot is None:
@@ -245,12 +245,12 @@ class JobStore:
             finished()
 
     def offering(self, snapshot: SnapshotFile) -> AbstractContextManager[object]:
-        """Inside the block, whose job is parked, other processes may have the room of its slots.
+        """Return a context in which other processes may have the room of the parked job's slots.
 
         Parameters
         ----------
         snapshot
-            What the job comes back from; `bring_back` before it does.
+            The snapshot that the job resumes from. Call `bring_back` before that.
         """
         self._check_open()
         self.cool()
@@ -265,7 +265,7 @@ class JobStore:
                     if self._free_memory(slot, pause, wanted=slot == wanted):
                         return True
                 except GpusliceError as error:
-                    failure = failure or error  # the other one may be of no use to anybody
+                    failure = failure or error  # the other slot may still be freed
             if failure is not None:
                 raise failure
             return False
@@ -273,14 +273,14 @@ class JobStore:
         try:
             return RoomListener(self.directory / SOCKET, give)
         except (OSError, RuntimeError):
-            return nullcontext()  # no room even for a socket, or no thread: then nobody can ask for it
+            return nullcontext()  # no room even for a socket, or no thread: then no process can ask for room
 
     def _free_memory(self, slot: int, pause: Pause = carry_on, *, wanted: bool = False) -> bool:
-        """Give up the room of a slot, if it has any and nobody needs it here (`Slot.free_memory`)."""
+        """Free a slot's room if it is not needed here (`Slot.free_memory`). Return True if it was freed."""
         return not self.handed_out and self.slots[slot].free_memory(pause, wanted=wanted)
 
     def bring_back(self, snapshot: SnapshotFile) -> None:
-        """Have the bytes of a snapshot at hand that others may have spilled (`Slot.bring_back`)."""
+        """Make the bytes of a snapshot readable that may have been spilled (`Slot.bring_back`)."""
         self.slots[snapshot.record.slot].bring_back(snapshot)
 
     def _check_open(self) -> None:
@@ -291,7 +291,7 @@ class JobStore:
             )
 
     def close(self, *, keep: bool) -> None:
-        """Let go of the store; a snapshot that is being written is aborted.
+        """Release the store. A snapshot that is being written is aborted.
 
         Parameters
         ----------
@@ -311,7 +311,7 @@ class JobStore:
                 self._lock.release()
 
     def _settle(self, *, keep: bool) -> None:
-        """Leave the newest snapshot, of a named job the newest restartable one, or nothing."""
+        """Keep the newest snapshot (of a named job the newest restartable one), or none. Remove the rest."""
         useful = (record for record in self._records() if record.restartable or self.job is None)
         kept = next(useful, None) if keep else None
         for slot in self.slots:
@@ -320,7 +320,7 @@ class JobStore:
         settle(self.directory, () if kept is None or self.slots[kept.slot].spilled else [kept])
 
     def abandon(self) -> None:
-        """Let go of the store without touching what lies in it, as if the process had died."""
+        """Release the store without touching its files, as if the process had died."""
         if self.closed:
             return
         self._let_go()
@@ -328,9 +328,9 @@ class JobStore:
 
     def _let_go(self) -> None:
         self.cool()
-        with ExitStack() as arenas:  # of which one that fails does not keep the others
+        with ExitStack() as arenas:  # a failure in one does not stop the others
             for slot in self.slots:
-                # Whoever listened has this store, and the newest snapshot's mapping.
+                # The hooks refer to this store, and to the newest snapshot's mapping.
                 arenas.callback(slot.arena.bind)
                 arenas.callback(slot.arena.close)
 
@@ -342,12 +342,12 @@ class JobStore:
 
 
 def _prepare(arena: Arena, nbytes: int) -> None:
-    with suppress(GpusliceError):  # the suspend that needs the arena will meet the same by itself
+    with suppress(GpusliceError):  # the suspend that needs the arena will raise the same error
         arena.ensure(nbytes, ahead=True)
 
 
 def _room(layout: Layout) -> int:
-    """Bytes of an arena for it; of the tail a guess that makes growing at publish rare, not a bound."""
+    """Return the bytes of an arena for a layout. The tail is a guess that makes growing at publish rare."""
     checksums = layout.nbytes // 2**18
     tail = align(4096 + 512 * len(layout.storages) + checksums, PAGE_BYTES) + RECORD_BYTES
     return place(layout.sizes, header_room(layout)).end + tail

@@ -1,4 +1,4 @@
-"""A snapshot on its way into an arena, or into pieces: copied in storage by storage, then published."""
+"""Write a snapshot into an arena, or into pieces: copied in storage by storage, then published."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpuslice.errors import CorruptSnapshotError, UsageError
 from .arena import Arena
 from .shared_pieces import SharedPieces
 
-if TYPE_CHECKING:  # the command line, which needs no torch, gets here, too
+if TYPE_CHECKING:  # the command line imports this module without torch
     import torch
 
     from gpuslice.kernels import Device
@@ -30,13 +30,13 @@ if TYPE_CHECKING:  # the command line, which needs no torch, gets here, too
 class SnapshotWriter:
     """A snapshot being written into the ``memory`` of an arena; made by ``JobStore.begin``.
 
-    `take` every storage from its device, or copy it into its `view`; then `publish`, or `abort`. As a context
-    manager it aborts what was not published.
+    `take` every storage from its device, or copy it into its `view`. Then call `publish`, or `abort`. As a
+    context manager it aborts a snapshot that was not published.
 
     Attributes
     ----------
     checksums
-        An inspector for copies into `arena`: spares `publish` the checksums of what it has seen.
+        An inspector for copies into `arena`. `publish` reuses the checksums that it has taken.
     """
 
     def __init__(
@@ -71,25 +71,25 @@ class SnapshotWriter:
 
     @property
     def offsets(self) -> Sequence[int]:
-        """Where each storage begins in `arena`."""
+        """Offset of each storage in `arena`."""
         return self._placement.offsets
 
     def view(self, sid: int) -> memoryview:
-        """Writable bytes for storage ``sid``: from 1 MiB on at a page boundary, smaller at 256 bytes."""
+        """Return writable bytes for storage ``sid``, aligned to pages from 1 MiB on, else to 256 bytes."""
         offset = self._placement.offsets[sid]
         return self.arena[offset : offset + self._layout.storages[sid].nbytes]
 
     def take(self, device: Device, pairs: Iterable[tuple[torch.UntypedStorage, int]]) -> Transfer:
-        """Copy storages of ``device`` to their offsets in `arena`; their checksums are taken on the way."""
+        """Copy storages of ``device`` to their offsets in `arena`, and take their checksums on the way."""
         going = [pair for pair in pairs if pair[0].nbytes()]
         return device.copy_out(going, self.arena, self.checksums, self.checksums)
 
     def take_later(self, device: Device, pairs: Pairs) -> None:
-        """Copy storages that may change meanwhile: `publish` hashes what has arrived."""
+        """Copy storages that may change meanwhile. `publish` hashes what has arrived."""
         device.copy_out(pairs, self.arena)
 
     def missing(self, keys: Sequence[bytes]) -> list[int]:
-        """Which pieces of the payload do not lie here yet, of a snapshot that is somewhere else.
+        """Return the numbers of the pieces that the payload lacks, compared with a snapshot elsewhere.
 
         Parameters
         ----------
@@ -100,9 +100,9 @@ class SnapshotWriter:
         return [index for index, found in enumerate(present) if found != keys[index]]
 
     def copy_equal(self, snapshot: SnapshotFile, digests: Digests) -> None:
-        """Copy those chunks of another snapshot that are to have the same checksums in the same place.
+        """Copy chunks of another snapshot that have the wanted checksum at the same place.
 
-        What was copied is checked by `missing`.
+        `missing` checks the copies.
         """
         if snapshot.content.placement == self._placement:
             chunks = self._placement.chunks
@@ -111,7 +111,7 @@ class SnapshotWriter:
                     self.arena[start:stop] = snapshot.arena[start:stop]
 
     def put(self, index: int, data: memoryview) -> None:
-        """Take a piece of the payload, its padding included; `publish` hashes it."""
+        """Take a piece of the payload, padding included. `publish` hashes it."""
         start, stop = self._pieces_at[index]
         self.arena[start:stop] = data
 
@@ -121,7 +121,7 @@ class SnapshotWriter:
 
     @property
     def shared_bytes(self) -> int:
-        """What this snapshot has in common with others, so that it takes no room of its own."""
+        """Bytes that this snapshot shares with others, so that they take no room of their own."""
         return 0
 
     def publish(
@@ -138,7 +138,7 @@ class SnapshotWriter:
         Parameters
         ----------
         expected
-            What the checksums have to be, if that is known.
+            The required checksums, if they are known.
 
         Raises
         ------
@@ -161,31 +161,31 @@ class SnapshotWriter:
         self._write(header, tail)
         snapshot = SnapshotFile(self._arena.path, record, content, tree, digests, self._mapped(record))
         self._finish(snapshot)
-        if self._memory is self._arena.memory:  # spare the next snapshot what has not changed since this one
+        if self._memory is self._arena.memory:  # the next snapshot skips unchanged chunks
             self._arena.checksums = self.checksums.arena_checksums()
         self._memory = None
         return snapshot
 
     def _mapped(self, record: Record) -> memoryview:
-        """The file, for whoever reads the snapshot."""
+        """Return the file for readers of the snapshot."""
         del record
         return self.arena
 
     def abort(self) -> None:
-        """Give the slot back; the previous snapshot stays the newest. Harmless after `publish`."""
+        """Give up the snapshot. The previous one stays the newest. Does nothing after `publish`."""
         if self._memory is not None:
             self._memory = None
             self._finish(None)
 
     def _describe(self, tensors: tuple[TensorSpec, ...]) -> Content:
-        """The previous snapshot's description where it still holds: jobs rarely change their tensors."""
+        """Return the content, the previous one if it still fits: jobs rarely change their tensors."""
         previous = self._previous
         if previous and previous.layout == self._layout and previous.tensors == tensors:
             return previous
         return Content.build(self._layout, self._record.payload, tensors)
 
     def _write(self, header: bytes, tail: bytes) -> None:
-        """Write tail and header; its first bytes, without which nothing counts, last of all."""
+        """Write tail and header; last of all its first bytes, without which the file is no snapshot."""
         self._write_tail(tail)
         self._arena.write(header[PREAMBLE_BYTES:], PREAMBLE_BYTES)
         store = self._arena.path.parent
@@ -194,7 +194,7 @@ class SnapshotWriter:
         self._arena.write(header[:PREAMBLE_BYTES], 0)
 
     def _extend(self, nbytes: int) -> int:
-        """Make the file long enough for a snapshot of so many bytes; returns its length."""
+        """Make the file long enough for a snapshot of ``nbytes``. Return its length."""
         return self._arena.extend_file(nbytes)
 
     def _write_tail(self, data: bytes) -> None:
@@ -208,12 +208,12 @@ class SnapshotWriter:
 
 
 class SharedSnapshotWriter(SnapshotWriter):
-    """Puts the payload into ``pieces``; the slot's own file gets the rest.
+    """A writer that puts the payload into ``pieces``. The slot's own file gets the rest.
 
     Parameters
     ----------
     turn
-        From which part of the state on it is copied, in 0 to 1: the ranks begin at different ones, so that
+        The part of the state at which the copy begins, in 0 to 1. The ranks begin at different parts, so that
         each writes some of the pieces and finds the others.
     """
 
@@ -233,26 +233,26 @@ class SharedSnapshotWriter(SnapshotWriter):
         self._placed: list[Piece] = []
 
     def take(self, device: Device, pairs: Iterable[tuple[torch.UntypedStorage, int]]) -> Transfer:
-        """Copy storages of ``device`` to their pieces; their checksums are taken on the way."""
+        """Copy storages of ``device`` to their pieces, and take their checksums on the way."""
         going = self._rotated([pair for pair in pairs if pair[0].nbytes()])
         shared_before = self._pieces.shared_bytes
         copied = device.copy_out(going, self.arena, self._pieces.inspector(self.checksums))
         shared = min(self._pieces.shared_bytes - shared_before, copied.unchanged_bytes)
-        # What the copy itself left to the pieces was written by threads of this process, or was there.
+        # Bytes left to the pieces were written by threads of this process, or were there.
         host = copied.paths.get("host", 0) + copied.unchanged_bytes - shared
         paths = {**copied.paths, "host": host, "shared": shared, "unchanged": 0}
         return replace(copied, paths={path: nbytes for path, nbytes in paths.items() if nbytes})
 
     def take_later(self, device: Device, pairs: Pairs) -> None:
-        """Copy storages that may change meanwhile: `publish` hashes what has arrived."""
+        """Copy storages that may change meanwhile. `publish` hashes what has arrived."""
         device.copy_out(self._rotated(pairs), self.arena, self._pieces.inspector(None))
 
     def missing(self, keys: Sequence[bytes]) -> list[int]:
-        """As in the base class; what another rank here has, or this one's other slot, is not missing."""
+        """Return the missing pieces. Those in another rank's slot, or in this rank's other slot, are not."""
         return self._pieces.missing(keys)
 
     def put(self, index: int, data: memoryview) -> None:
-        """Take a piece of the payload, its padding included."""
+        """Take a piece of the payload, padding included."""
         self._pieces.put(index, data)
 
     def _rotated(self, pairs: Pairs) -> Pairs:
@@ -261,11 +261,11 @@ class SharedSnapshotWriter(SnapshotWriter):
 
     @property
     def shared_bytes(self) -> int:
-        """What was there already, bytes of padding included."""
+        """Bytes that were there already, padding included."""
         return self._pieces.shared_bytes
 
     def abort(self) -> None:
-        """Give the slot and the room back; the previous snapshot stays the newest."""
+        """Give up the snapshot and the room. The previous one stays the newest."""
         self._pieces.close()
         super().abort()
 

@@ -1,11 +1,11 @@
-"""A snapshot of named state that is copied while the training goes on.
+"""A snapshot of named state that is copied while the training continues.
 
-Parameters and optimizer state do not change between a boundary and the next optimizer step, so copying
-them can wait; the step waits for the copy. Everything else (buffers, gradients, averages, scales) may change
-in the next forward pass and is copied at once. Nothing is taken on trust: a storage waits only if no tensor
-that we do not know is over it, and when the copy is done, torch's version counters are compared, and then
-checksums: not all writes are counted. If something has changed, the snapshot is given up, and what changed is
-copied at once from then on.
+Parameters and optimizer state do not change between a boundary and the next optimizer step. So their copy can
+be made later, and the step waits for it. Everything else (buffers, gradients, averages, scales) may change in
+the next forward pass and is copied at once. Nothing is taken on trust: a storage is copied later only if no
+unknown tensor is over it. After the copy, torch's version counters are compared, and then checksums, because
+not all writes are counted. If something has changed, the snapshot is given up, and what changed is copied at
+once from then on.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from gpuslice.kernels.transfer import Checksums, Pairs
 
 from .capture_plan import plan_capture
 
-#: Smaller storages are copied at once: all of them together take less time than it takes to watch them.
+#: Smaller storages are copied at once: that takes less time than watching them.
 WAITING_BYTES = 64 << 10
 
 
 class BackgroundSnapshot:
-    """One snapshot under way; the constructor copies what cannot wait, in the calling thread.
+    """One snapshot under way. The constructor copies what cannot wait, in the calling thread.
 
-    Call `check` before anything that waits may change, and `settle` before the store is used again.
+    Call `check` before waiting storages may change, and `settle` before the store is used again.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class BackgroundSnapshot:
         self.boundary = boundary
         self.nbytes = plan.layout.nbytes
         self.error: Exception | None = None
-        #: What changed although it should not have: then there is no snapshot.
+        #: Paths of tensors that changed although they should not have. Then there is no snapshot.
         self.changed: tuple[str, ...] = ()
         #: The snapshot, once it is published.
         self.snapshot: SnapshotFile | None = None
@@ -101,31 +101,31 @@ class BackgroundSnapshot:
             raise
 
     def _copy_at_once(self, extras: Sequence[torch.UntypedStorage], waiting: Collection[int]) -> Pairs:
-        """Copy what cannot wait; returns the rest."""
+        """Copy the storages that cannot wait, and return the others."""
         pairs = list(zip(extras, self._writer.offsets, strict=True))
         self._writer.take(self._device, (pair for pair in pairs if pair[0]._cdata not in waiting))
         return [pair for pair in pairs if pair[0]._cdata in waiting]
 
     def _copy(self) -> None:
-        # What the training might change meanwhile is hashed where it arrives, when `publish` finds it unseen.
+        # These chunks are not inspected, so `publish` hashes them in the arena.
         self._noting_errors(self._deferred.copy)
 
     @property
     def copied(self) -> bool:
-        """Whether `check` would not have to wait."""
+        """True if `check` need not wait."""
         return self._copier is None or not self._copier.is_alive()
 
     @property
     def over(self) -> bool:
-        """Whether `settle` would not have to wait."""
+        """True if `settle` need not wait."""
         publishing = self._publisher is not None and self._publisher.is_alive()
         return self._checked and not publishing
 
     def check(self) -> None:
-        """Wait for the copy and see whether it is one: in the thread that is about to change what waits.
+        """Wait for the copy, and check that the storages have not changed.
 
-        Only the thread that runs the training can tell: a change that is going on shows in the version
-        counter when it is over.
+        Call it in the training's thread, before it changes them. Only that thread can tell: a change under
+        way shows in the version counter when it is complete.
         """
         with self._lock:
             if not self._checked:
@@ -138,14 +138,14 @@ class BackgroundSnapshot:
                 self._checked = True
 
     def _compare(self) -> None:
-        """Whether the bytes are still those that were copied."""
+        """Compare the bytes with those that were copied, and record what has changed."""
         changed = self._deferred.changed()
         self.changed = tuple(
             path for path, tensor, _ in self._watched if tensor.untyped_storage()._cdata in changed
         )
 
     def publish_soon(self) -> None:
-        """After `check`: checksum and publish in the background, unless something went wrong."""
+        """Checksum and publish in the background, after `check`, unless something went wrong."""
         with self._lock:
             if self._publisher is None and self.snapshot is None and self._good:
                 self._publisher = _in_background(self._publish)
@@ -163,9 +163,9 @@ class BackgroundSnapshot:
         self._noting_errors(publish)
 
     def settle(self, *, keep: bool = True) -> SnapshotFile | None:
-        """Bring it to its end: published, or given up if it failed or is not to be kept.
+        """Finish: publish the snapshot, or give it up if it failed or is not to be kept. Return it or None.
 
-        The store may be used again afterwards. Returns the snapshot, if there is one.
+        The store may be used again afterwards.
         """
         self.check()
         if keep:
@@ -184,7 +184,7 @@ class BackgroundSnapshot:
 
 
 def _in_background(work: Callable[[], object]) -> threading.Thread | None:
-    """Begin it in a thread of its own; where the system gives no more threads, do it here."""
+    """Start ``work`` in a thread of its own. If the system gives no more threads, do it here."""
     thread = threading.Thread(target=work, name=f"{OWN_PREFIX}checkpoint")
     try:
         thread.start()
@@ -195,7 +195,7 @@ def _in_background(work: Callable[[], object]) -> threading.Thread | None:
 
 
 class _Noted:
-    """`Checksums` that are only kept, of chunks that are not to be copied."""
+    """`Checksums` that are only recorded, for chunks that are not to be copied."""
 
     def __init__(self, checksums: Checksums) -> None:
         self.padded = checksums.padded
@@ -207,10 +207,10 @@ class _Noted:
 
 
 class _DeferredCopy:
-    """Storages that are copied while somebody could change them, and whether anybody has.
+    """Storages that are copied later, and whether they have changed meanwhile.
 
-    Before they wait, every chunk's checksum is noted. What has arrived must have it; what a device has summed
-    where it is must still have it there after the copy.
+    Every chunk's checksum is noted first. The copy must have it. A device that sums chunks in place must find
+    it again after the copy.
     """
 
     def __init__(self, device: Device, pairs: Pairs, writer: SnapshotWriter) -> None:
@@ -219,7 +219,7 @@ class _DeferredCopy:
         self._digests, self._summed = self._look()
 
     def _look(self) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
-        """Of what is there now, by the chunks' offsets: lengths and checksums by the host; by the device."""
+        """Return lengths and checksums by the host, and checksums by the device, by the chunks' offsets."""
         digests: dict[int, tuple[int, int]] = {}
 
         def by_host(offset: int, data: memoryview) -> bool:
@@ -231,14 +231,14 @@ class _DeferredCopy:
         return digests, by_device.sums
 
     def copy(self) -> None:
-        """Copy them, and compare what has arrived."""
+        """Copy the storages, and compare the copies with the noted checksums."""
         self._writer.take_later(self._device, self._pairs)
         for offset, (nbytes, expected) in self._digests.items():
             if digest(self._arena[offset : offset + nbytes]) != expected:
                 self._changed.add(offset)
 
     def changed(self) -> set[int]:
-        """``_cdata`` of those that have changed meanwhile."""
+        """Return the ``_cdata`` of the storages that have changed meanwhile."""
         if self._summed:
             digests, summed = self._look()
             self._changed |= {offset for offset, _ in self._digests.items() ^ digests.items()}
@@ -251,14 +251,14 @@ class _DeferredCopy:
 
 
 def _counters_unreliable(device: Device) -> bool:
-    """Whether something lives that changes memory without torch's noticing (a captured CUDA graph)."""
+    """Return True if a live object changes memory without torch's notice (a captured CUDA graph)."""
     return bool(device.obstacles) and any(live_instances(*device.obstacles))
 
 
 def _owned(named: Mapping[str, object]) -> Iterator[torch.Tensor]:
-    """What only the steps of the optimizers in ``named`` change: their parameters and their state."""
+    """Yield the tensors that only the optimizers in ``named`` change: their parameters and their state."""
     for optimizer in tree_leaves(dict(named)):
-        # Only a step that runs torch's hooks can be made to wait.
+        # A step without torch's hooks cannot be made to wait.
         if (
             isinstance(optimizer, torch.optim.Optimizer)
             and not keeps_own_state_dict(optimizer)
@@ -274,10 +274,10 @@ def _deferrable(
     named: Sequence[tuple[str, torch.Tensor]],
     copy_at_once: Collection[str],
 ) -> list[tuple[str, torch.Tensor]]:
-    """Those named tensors whose storages can wait to be copied.
+    """Return the named tensors whose storages can be copied later.
 
     All tensors over such a storage are the optimizers' own, or ours over the same bytes. The storage counts
-    who refers to it: each tensor once, and its Python object.
+    its references: each tensor once, and its Python object.
     """
     owners: Counter[int] = Counter()
     for tensor in {id(tensor): tensor for tensor in owned}.values():
@@ -297,5 +297,5 @@ def _deferrable(
 
 
 def _watchable(tensor: torch.Tensor) -> bool:
-    """Whether it has memory of its own and a version counter."""
+    """Return True if the tensor has memory of its own and a version counter."""
     return tensor.layout is torch.strided and torch._C._has_storage(tensor) and not tensor.is_inference()

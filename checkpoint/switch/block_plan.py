@@ -1,4 +1,4 @@
-"""What one suspend takes along by the vmm route: the blocks of the device's memory, whatever is in them."""
+"""The capture plan of the vmm route: the blocks of the device's memory, whatever they contain."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from .capture_plan import CapturePlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPlan(CapturePlan):
-    """All blocks of a device as storages, and named tensors that are in none of them.
+    """All blocks of a device as storages, and named tensors outside of them.
 
-    Their addresses stay: nothing is refused, nothing is resident, and nothing can move to another device.
+    Addresses stay, so nothing is refused, nothing is resident, and nothing can move to another device.
     """
 
     shim: Vmm
     gpus: tuple[int, ...]
 
     def unaccounted_bytes(self, device: Device) -> int:
-        """The allocator's bytes are all in the blocks."""
+        """Return 0: all of the allocator's bytes are in the blocks."""
         return 0
 
     def check_movable(self, device: Device) -> None:
-        """Never: addresses belong to their GPU."""
+        """Raise ``SuspendRefusedError``: addresses belong to their GPU."""
         raise SuspendRefusedError(
             f"a job under the route vmm cannot move off {device.name}",
             "resume it where it was, or run it with --route tensor",
         )
 
     def _leave(self, device: Device) -> None:
-        """Take the memory of all away; the addresses stay reserved."""
+        """Release the memory of all blocks. The addresses stay reserved."""
         for gpu in self.gpus:
             self.shim.release(gpu)
 
     def _return(self, device: Device) -> None:
-        """Take memory behind the addresses again, all of it or none; ``DeviceMemoryError``."""
+        """Take memory behind the addresses again: all of it, or none and raise ``DeviceMemoryError``."""
         taken: list[int] = []
 
         def give_back() -> None:
@@ -64,11 +64,11 @@ class BlockPlan(CapturePlan):
 def plan_blocks(
     shim: Vmm, device: Device, found: Sequence[LiveStorage], named: Sequence[tuple[str, torch.Tensor]]
 ) -> BlockPlan:
-    """Take stock of a device's blocks, and say in which of them the named tensors are.
+    """Return the plan of a device's blocks, with the places of the named tensors in them.
 
-    The allocator's empty blocks are handed back first, so that they are not copied.
+    The allocator's empty blocks are released first, so that they are not copied.
     """
-    device.release_caches(workspaces=False)  # a captured graph goes on with those that it was captured with
+    device.release_caches(workspaces=False)  # a captured graph needs its workspaces
     unordered = (block for gpu in device.name.indices for block in shim.blocks(gpu))
     blocks = sorted(unordered, key=lambda block: block.address)
     starts = [block.address for block in blocks]
@@ -102,7 +102,7 @@ def plan_blocks(
 
 
 def _storage_of(block: Block, device: Device) -> torch.UntypedStorage:
-    """A block's memory for torch to copy; it owns nothing, and outlives the memory."""
+    """Return a block's memory as a storage for torch to copy. It owns nothing, and outlives the memory."""
     place = torch.device(device.torch_device.type, block.device)
     storage = torch._C._construct_storage_from_data_pointer(block.address, place, block.nbytes)
     return cast("torch.UntypedStorage", storage)

@@ -1,4 +1,4 @@
-"""What one suspend takes along: decided completely before anything is touched."""
+"""The plan of one suspend: what is copied and emptied, decided completely before anything is touched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KNOWN = "another library knows its address"
 
 @dataclass(frozen=True, slots=True)
 class CapturePlan:
-    """Storages to copy and empty, storages only to copy, and what stays.
+    """Storages to copy and empty, storages only to copy, and memory that stays.
 
     Attributes
     ----------
@@ -59,12 +59,12 @@ class CapturePlan:
         return sum(self.sizes)
 
     def unaccounted_bytes(self, device: Device) -> int:
-        """After `empty`: what the allocator still counts as live and no found storage explains."""
+        """Return the bytes, after `empty`, that the allocator counts and no found storage explains."""
         allocated_bytes = device.memory().allocated_bytes
         return 0 if allocated_bytes is None else max(0, allocated_bytes - sum(self.resident_bytes.values()))
 
     def check_movable(self, device: Device) -> None:
-        """Refuse what must stay on its device, by name: ``SuspendRefusedError``."""
+        """Raise ``SuspendRefusedError``, by name, for memory that must stay on its device."""
         if device.name.further:
             raise SuspendRefusedError(
                 f"a state on several GPUs cannot move off {device.name}",
@@ -84,7 +84,7 @@ class CapturePlan:
         check_movable(self.storages)
 
     def moved_to(self, device: Device) -> CapturePlan:
-        """The same plan, which is movable, over new storages on another device.
+        """Return the same plan, which is movable, over new storages on another device.
 
         Raises
         ------
@@ -94,12 +94,12 @@ class CapturePlan:
         return replace(self, storages=device.allocate(self.sizes))
 
     def copy_out(self, device: Device, writer: SnapshotWriter) -> Transfer:
-        """Copy everything into the arena."""
+        """Copy all storages into the writer's arena, and return the statistics."""
         return writer.take(device, zip([*self.storages, *self.extras], writer.offsets, strict=True))
 
     def empty(self, device: Device) -> None:
-        """Take the memory away from all; what is empty already stays so. Then torch refuses to touch them."""
-        storage_access.permit(self.guarded)  # a resume that is undone may not have come to that
+        """Empty all storages; empty ones stay empty. Then torch refuses access to them."""
+        storage_access.permit(self.guarded)  # a resume that is undone may not have permitted them yet
         self._leave(device)
         storage_access.forbid(self.guarded)
 
@@ -108,12 +108,12 @@ class CapturePlan:
             its = [
                 storage for storage, its_way in zip(self.storages, self.ways, strict=True) if its_way is way
             ]
-            if its:  # a device knows only the ways that it names itself
+            if its:  # a device has only the ways that it returns itself
                 leave(its)
         device.release_caches()
 
     def reserve(self, device: Device) -> None:
-        """Take the memory of all back: all of it or none; ``DeviceMemoryError``. Torch may touch it then."""
+        """Take the memory of all storages again, all or none (``DeviceMemoryError``), and allow access."""
         storage_access.permit(self.guarded)
         self._return(device)
 
@@ -121,7 +121,7 @@ class CapturePlan:
         device.reserve(list(zip(self.storages, self.sizes, strict=True)))
 
     def copy_in(self, device: Device, snapshot: SnapshotFile, *, verify: bool) -> Transfer:
-        """Copy the bytes of all storages back.
+        """Copy the bytes of all storages back, and return the statistics.
 
         Raises
         ------
@@ -140,12 +140,12 @@ def plan_capture(
     *,
     guard_all: bool = False,
 ) -> CapturePlan:
-    """Decide what happens to every found storage and to those of the named tensors.
+    """Return what happens to every found storage and to those of the named tensors.
 
     Parameters
     ----------
     guard_all
-        Whether torch is to refuse to touch what stays, too: all of the job's tensors are alike then.
+        True to make torch refuse access to memory that stays, too, so that all tensors behave alike.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""A state that comes back on another device: every tensor over a storage gets the new one.
+"""Resume a state on another device: every tensor over a storage gets the new storage.
 
-A storage cannot change its device, so each tensor object keeps its identity and gets new data, as
-``Module.to`` does it. What refers to the old storage in a way that cannot be redirected is refused by name.
+A storage cannot change its device. So each tensor object keeps its identity and gets new data, as
+``Module.to`` does it. References to the old storage that cannot be redirected are refused by name.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ def move_storages(old: Sequence[torch.UntypedStorage], new: Sequence[torch.Untyp
     target = {before._cdata: after for before, after in zip(old, new, strict=True)}
     with torch.no_grad(), torch._C.DisableTorchFunction():
         affected = _checked(old)
-        # Everything that could fail comes before the first tensor changes.
+        # All steps that could fail come before the first tensor changes.
         data = [_over(target[tensor.untyped_storage()._cdata], tensor) for tensor in affected]
         for tensor, its_data in zip(affected, data, strict=True):
-            # It also lets go of the node that collects the gradient on the old device (torch's `set_data`).
+            # This also drops the node that collects the gradient on the old device (torch's `set_data`).
             tensor.data = its_data
         if old:
             forget_capture_stream(old[0].device)
 
 
 def check_movable(storages: Sequence[torch.UntypedStorage]) -> None:
-    """Raise what `move_storages` would raise for these storages, with memory or not."""
+    """Raise what `move_storages` would raise for these storages, with or without memory."""
     with torch.no_grad(), torch._C.DisableTorchFunction():
         _checked(storages)
 
 
 def _checked(old: Sequence[torch.UntypedStorage]) -> list[torch.Tensor]:
-    """All tensors over these storages, if each can be redirected."""
+    """Return all tensors over these storages, after a check that each can be redirected."""
     keys = {storage._cdata for storage in old}
     tensors = _with_bases(with_gradients(*live_instances(torch.Tensor)))
     affected = [tensor for tensor in tensors if not keys.isdisjoint(_storages(tensor))]
@@ -59,7 +59,7 @@ def _checked(old: Sequence[torch.UntypedStorage]) -> list[torch.Tensor]:
 
 
 def _with_bases(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """And what they are views of, which C++ may be alone in holding."""
+    """Return the tensors and the bases of views, which C++ alone may hold."""
     known = set(map(id, tensors))
     bases = {id(view._base): view._base for view in tensors if view._is_view()}
     return tensors + [base for key, base in bases.items() if base is not None and key not in known]

@@ -1,4 +1,4 @@
-"""What a suspended process must remember, and the steps to that state and back: whole or not at all."""
+"""The state of a suspended process, and the steps to it and back: each completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .record import Stages, SwitchRecord
 
 
 class Parked(NamedTuple):
-    """What a suspended process must remember."""
+    """All that a suspended process must remember."""
 
     stages: Stages
     plan: CapturePlan
@@ -37,7 +37,7 @@ def empty(
     *,
     verify: bool,
 ) -> None:
-    """Take the memory away and record what is left; if that fails half-way, bring back what is gone.
+    """Empty the device and record what is left. If that fails half-way, restore what was emptied.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def bring_back(
     *,
     verify: bool,
 ) -> None:
-    """Reserve everything and copy the snapshot there; what was reserved is given back if that fails."""
+    """Take memory for everything and copy the snapshot there. If that fails, release the memory."""
     stages, plan = parked.stages, parked.plan
     moving = (target.torch_device, target.name.further) != (home.torch_device, home.name.further)
     if moving:

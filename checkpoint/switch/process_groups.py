@@ -1,11 +1,11 @@
 """Process groups of ``torch.distributed`` while their rank is parked: timeouts, memory of communicators.
 
-A parked rank has no collective under way, so no timeout runs for it, and NCCL's watchdog, a thread that
-nobody stops, keeps its heartbeat. But ranks come back one after another: the first collective of one that is
-back already waits for the others. Its time limit is therefore extended until a collective has been completed.
+A parked rank has no collective under way, so no timeout runs for it. NCCL's watchdog, a thread that is not
+stopped, keeps its heartbeat. But ranks come back one after another: the first collective of an early rank
+already waits for the others. Its time limit is therefore extended until a collective has completed.
 
 NCCL 2.29.7 and newer can release the memory of a communicator. All ranks have to call that, and all have to
-call for its return: whoever calls alone waits for ever. So they agree first, through the group's store.
+call for its return; a rank that calls alone waits for ever. So they first agree, through the group's store.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from .record import Stages, SwitchRecord
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-#: So much later than another a rank may come back.
+#: Time by which a rank may come back later than another.
 EXTENSION = timedelta(hours=1)
-#: What stays on a GPU and is worth a word: the buffers of NVLS take hundreds of MiB.
+#: More bytes than this that stay on a GPU are reported: the buffers of NVLS take hundreds of MiB.
 _NOTABLE_BYTES = 64 << 20
-#: So long a rank that is parked waits for the others to be, and one that comes back for the others to come.
+#: How long a parked rank waits until the others are parked, and a returning one until they return.
 _PATIENCE_PARKED, _PATIENCE_BACK = timedelta(seconds=10), timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
 class _Extended:
-    """A backend with an extended timeout, and how many collectives it had begun when that was done."""
+    """A backend with an extended timeout, and how many collectives it had begun at that time."""
 
     backend: Any
     timeout: timedelta
     begun: int
 
     def put_back(self) -> bool:
-        """Put the timeout back if a collective has been completed since then; whether that was so."""
+        """Restore the timeout if a collective has completed since. Return True if it was restored."""
         if self.backend._get_sequence_number_for_group() == self.begun or pending_collectives.unfinished():
             return False
         self.backend._set_default_timeout(self.timeout)
@@ -55,14 +55,14 @@ class _Extended:
 
 
 class ParkedGroups:
-    """Sees to the process groups of one rank around each of its suspends and resumes.
+    """Handles the process groups of one rank around each of its suspends and resumes.
 
     Parameters
     ----------
     at_next_boundary
-        Calls what it is given at the process's next boundary: there timeouts are put back.
+        Schedules a function for the process's next boundary, where timeouts are restored.
     tell
-        Told what of NCCL stays on the GPU; once.
+        Called once with a sentence about the memory of NCCL that stays on the GPU.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class ParkedGroups:
         self._extended: list[_Extended] = []
         self._released: list[Communicator] = []
         self._record = SwitchRecord(0)
-        #: The boundary of the last suspend, how many were begun there, and resumes tried of the released.
+        #: Boundary of the last suspend, number of suspends begun there, and of resumes tried since.
         self._boundary = self._suspends = self._resumes = 0
-        #: What all ranks ask each other: whether they are parked; whether they are back, until they agree.
+        #: Names of the two questions in the group's store: are all parked; are all back (empty once agreed).
         self._parked = self._back = ""
 
     @contextmanager
     def parking(self, boundary: int, device: Device) -> Iterator[Callable[[SwitchRecord], None]]:
-        """Around a suspend: extend the timeouts; if it fails, have no rank release its communicators.
+        """Extend timeouts around a suspend. If the block fails, no rank releases its communicators.
 
-        Yields what is to be called when the state is away: it releases the communicators' memory.
+        Yields a function to call when the state is away: it releases the communicators' memory.
         """
         self._extend()
         self._begin(boundary)
@@ -97,7 +97,7 @@ class ParkedGroups:
             raise
 
     def pass_by(self, boundary: int, device: Device) -> None:
-        """This rank cannot be suspended here: those that can do not wait for it, and release nothing."""
+        """Tell the other ranks that this one cannot be suspended here. They then release nothing."""
         self._begin(boundary)
         self._decline(device)
 
@@ -111,7 +111,10 @@ class ParkedGroups:
             _agreed(self._parked, timedelta(), consent=False)
 
     def _release(self, record: SwitchRecord, device: Device) -> None:
-        """Release what all ranks can, and note what stays. All ranks have the same communicators."""
+        """Release the communicators that all ranks can release, and record what stays.
+
+        All ranks have the same communicators.
+        """
         found = _communicators(device)
         if not found:
             return
@@ -123,7 +126,7 @@ class ParkedGroups:
         self._record = record
 
     def _suspend(self, found: Sequence[Communicator], device: Device) -> tuple[int, int]:
-        """Have NCCL release what it can; bytes that are gone, and that stay."""
+        """Have NCCL release memory. Return the bytes that are released, and those that stay."""
         memory = [(one, one.memory()) for one in found]
         known = [(one, nbytes) for one, nbytes in memory if nbytes is not None]
         if known and _agreed(self._parked, _PATIENCE_PARKED):
@@ -139,20 +142,20 @@ class ParkedGroups:
         return gone, kept + sum(nbytes.suspendable_bytes for _, nbytes in known) - gone
 
     def _say(self, what: str) -> None:
-        """Once, and by one rank for all."""
+        """Report a sentence once, by one rank for all."""
         tell, self._tell = self._tell, None
         if tell is not None and dist.get_rank() == 0:
             tell(what)
 
     def restore(self, device: Device, *, moves: bool) -> None:
-        """Before a resume: give the communicators back what was released.
+        """Take the memory of released communicators again, before a resume.
 
         Parameters
         ----------
         device
-            That the state has left.
+            The device that the state has left.
         moves
-            Whether it is to come back on another one.
+            True if it is to resume on another device.
 
         Raises
         ------
@@ -177,7 +180,10 @@ class ParkedGroups:
                 del self._released[0]
 
     def _await_others(self) -> None:
-        """Once all have agreed none asks again: the others wait in NCCL for one that has to try again."""
+        """Wait until all ranks agree to resume.
+
+        After they have agreed, none asks again: in a second try the others wait inside NCCL.
+        """
         if not self._back:
             return
         self._resumes += 1
@@ -190,12 +196,12 @@ class ParkedGroups:
         self._back = ""
 
     def back(self) -> None:
-        """After a resume, or a suspend that failed: see at the next boundaries which timeouts to put back."""
+        """Restore timeouts at the next boundaries. Call after a resume, or a suspend that failed."""
         if self._extended:
             self._at_next_boundary(self._put_back)
 
     def obstacle_to_moves(self, device: Device) -> str:
-        """Why this rank cannot resume on another device, or an empty string."""
+        """Return why this rank cannot resume on another device, or an empty string."""
         if self._released or _communicators(device):
             return f"an NCCL communicator of its process group belongs to {device.name}"
         return ""
@@ -204,7 +210,7 @@ class ParkedGroups:
         known = {id(extended.backend) for extended in self._extended}
         for backend in _backends():
             if hasattr(backend, "_add_ephemeral_timeout"):
-                backend._add_ephemeral_timeout(EXTENSION)  # NCCL: torch itself puts it back
+                backend._add_ephemeral_timeout(EXTENSION)  # NCCL: torch itself restores it
             elif id(backend) not in known:
                 timeout = backend.options._timeout
                 begun = backend._get_sequence_number_for_group()
@@ -221,20 +227,20 @@ def _agreed(question: str, patience: timedelta, *, consent: bool = True) -> bool
     return agree(store, question, dist.get_world_size() if consent else VETO, patience)
 
 
-#: As the number of ranks: one that gives no consent, so that there is none.
+#: A number of ranks that means: this rank refuses, so the answer is no.
 VETO = 0
 
 
 def agree(store: Store, name: str, ranks: int, patience: timedelta) -> bool:
-    """Whether all ranks have asked this within the patience of each. All of them get the same answer.
+    """Return True if all ranks have asked this question within their patience. All get the same answer.
 
-    Who gives none (``VETO``), or has lost the store, makes it no for those that have not got theirs.
+    A rank that refuses (``VETO``), or has lost the store, makes the answer no for ranks that have none yet.
     """
     try:
         if ranks and store.add(f"{name}/ranks", 1) == ranks:
             return bool(store.compare_set(name, "", "yes") == b"yes")
         if ranks:
-            with suppress(dist.DistStoreError):  # to those that come later the answer is no
+            with suppress(dist.DistStoreError):  # later ranks get the answer no
                 store.wait([name], patience)
         return bool(store.compare_set(name, "", "no") == b"yes")
     except dist.DistError:

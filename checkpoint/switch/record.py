@@ -1,4 +1,4 @@
-"""What one suspend and its resume cost: a row of the report's ``switches`` (docs/json.md)."""
+"""The costs of one suspend and its resume: a row of the report's ``switches`` (docs/json.md)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from .capture_plan import CapturePlan
 
 
-#: The stages of a suspend and of a resume, as the record names their seconds.
+#: The stages of a suspend and of a resume, by the record's attributes for their seconds.
 SUSPEND_STAGES = ("quiesce_s", "find_s", "admit_s", "copy_out_s", "publish_s", "free_s")
 RESUME_STAGES = ("fetch_s", "reserve_s", "copy_in_s")
 
-#: In ``held``: what only NVML tells.
+#: The key in ``held`` for what only NVML knows.
 LIBRARIES = "context_and_libraries"
 
 
 @dataclass(slots=True)
 class SwitchRecord:
-    """Bytes, seconds (``_s``) and rates of one switch; docs/json.md says what each key means.
+    """Bytes, seconds (``_s``) and rates of one switch; docs/json.md explains each key.
 
-    What has not happened yet is 0.
+    Values of steps that have not happened yet are 0.
     """
 
     boundary: int
@@ -68,7 +68,7 @@ class SwitchRecord:
     page_faults: dict[str, int] = field(default_factory=dict)
 
     def record_memory(self, plan: CapturePlan, device: Device) -> None:
-        """Note how many bytes a suspend has moved and left, now that ``device`` is empty."""
+        """Record how many bytes a suspend has moved and left, now that ``device`` is empty."""
         self.bytes_copied = plan.layout.nbytes
         self.storages = len(plan.layout.storages)
         self.bytes_freed = plan.emptied_bytes
@@ -83,7 +83,7 @@ class SwitchRecord:
         return device.held(self.bytes_freed if self.route == "vmm" else 0)
 
     def leave(self, reason: str, nbytes: int) -> None:
-        """Note bytes of the device that no Python object has, and that a suspend leaves where they are."""
+        """Record bytes of the device that no Python object holds and that a suspend leaves there."""
         if nbytes:
             self.resident[reason] = self.resident.get(reason, 0) + nbytes
             self.bytes_resident += nbytes
@@ -91,7 +91,7 @@ class SwitchRecord:
             self.bytes_unaccounted = max(0, self.bytes_unaccounted - nbytes)
 
     def leave_communicators(self, released_bytes: int, held_bytes: int) -> None:
-        """Note what of NCCL's memory is gone while the job is parked, and what stays."""
+        """Record how much of NCCL's memory is released while parked, and how much stays."""
         self.bytes_communicators = released_bytes
         if LIBRARIES in self.held:
             self.held[LIBRARIES] = max(0, self.held[LIBRARIES] - released_bytes - held_bytes)
@@ -110,29 +110,29 @@ class SwitchRecord:
 
     @property
     def suspend_s(self) -> float:
-        """The whole suspend."""
+        """Duration of the whole suspend."""
         return sum(self.suspend_stages_s().values())
 
     @property
     def resume_s(self) -> float:
-        """The whole resume, up to where the training goes on."""
+        """Duration of the whole resume, up to where the training continues."""
         return sum(self.resume_stages_s().values())
 
     @property
     def blackout_s(self) -> float:
-        """What the job lost: the suspend and the resume."""
+        """Time that the job lost: the suspend and the resume."""
         return self.suspend_s + self.resume_s
 
     def suspend_stages_s(self) -> dict[str, float]:
-        """The seconds of every stage of the suspend."""
+        """Return the seconds of every stage of the suspend."""
         return {name: getattr(self, name) for name in SUSPEND_STAGES}
 
     def resume_stages_s(self) -> dict[str, float]:
-        """The seconds of every stage of the resume."""
+        """Return the seconds of every stage of the resume."""
         return {name: getattr(self, name) for name in RESUME_STAGES}
 
     def as_dict(self) -> dict[str, object]:
-        """The keys of the report."""
+        """Return the keys of the report and their values."""
         row: dict[str, object] = asdict(self)
         return row | {"gb_per_s_out": self.gb_per_s_out, "gb_per_s_in": self.gb_per_s_in}
 

@@ -60,7 +60,7 @@ class Switch:
     gate
         Stops the other threads of the process.
     verify
-        Whether a resume compares every byte of the snapshot with its checksum.
+        True if a resume compares every byte of the snapshot with its checksum.
     shim
         The memory shim of the vmm route; without it, the route is tensor.
     """
@@ -84,29 +84,29 @@ class Switch:
         self._parked: Parked | None = None
         self._lost: RollbackError | None = None
         self._arena_is_new = False
-        #: Where each storage stood in the last capture, by key: what has not changed lies where it lay.
+        #: Position of each storage in the last capture, by key, so that unchanged ones keep their place.
         self._order: dict[int, int] = {}
-        #: What a suspend would take along, by the last one or else by an estimate.
+        #: Layout of the last suspend, or else an estimate of the next.
         self._layout: Layout | None = None
         #: The newest snapshot; it stays readable until the next suspend needs its place.
         self.snapshot: SnapshotFile | None = None
-        #: What the newest snapshot lacks, and why: then no other process can go on from it.
+        #: What the newest snapshot lacks, and why. Then no other process can continue from it.
         self.unsaved: tuple[str, ...] = ()
         self._bind(device)
 
     @property
     def suspended(self) -> bool:
-        """Whether the job's state is away; then no tensor of the device may be touched."""
+        """True if the job's state is away. Then no tensor of the device may be touched."""
         return self._parked is not None
 
     @property
     def restartable(self) -> bool:
-        """Whether another process can go on from the newest snapshot."""
+        """True if another process can continue from the newest snapshot."""
         return self.snapshot is not None and self.snapshot.restartable
 
     @property
     def whole(self) -> bool:
-        """Whether the state is there, so that the script may go on: neither away nor lost."""
+        """True if the state is on the device, so that the script may run: neither away nor lost."""
         return self._parked is None and self._lost is None
 
     @heap.uncollected()
@@ -118,7 +118,7 @@ class Switch:
         restartable: bool = False,
         script_goes_on: bool = False,
     ) -> SwitchRecord:
-        """Take the state away from the device.
+        """Take the state away from the device, and return the record.
 
         Parameters
         ----------
@@ -127,9 +127,9 @@ class Switch:
         named
             Objects that another process can restore from the snapshot (see ``state.describe``).
         restartable
-            Whether ``named`` is all that another process needs.
+            True if ``named`` is all that another process needs.
         script_goes_on
-            Whether the script runs meanwhile, its other threads among it, and does not wait for the resume.
+            True if the script and its other threads run meanwhile, instead of waiting for the resume.
 
         Returns
         -------
@@ -170,8 +170,8 @@ class Switch:
                     )
                     stages.record.bytes_shared = writer.shared_bytes
             self.unsaved = state.unsaved
-            del state  # what was made for the snapshot alone goes before the device is emptied
-            # After the search, or these states themselves would be found and emptied.
+            del state  # tensors made for the snapshot alone are freed before the device is emptied
+            # After the search: otherwise these states would be found and emptied, too.
             shared, own = process_rng.capture(), self.device.rng_state()
             with stages.stage("free_s"):
                 empty(plan, self.device, snapshot, stages.record, verify=self._verify)
@@ -202,14 +202,14 @@ class Switch:
     ) -> tuple[NamedState, CapturePlan]:
         with stages.stage("find_s"):
             alone = self._gate.alone and not script_goes_on
-            found = self._find(alone=alone)  # first, or what the description makes would be found, too
+            found = self._find(alone=alone)  # first: otherwise tensors made by `describe` would be found, too
             state = describe(named)
             plan = self._capture(found, state.tensors, guard_all=script_goes_on)
             self._layout = plan.layout
         return state, plan
 
     def _find(self, *, alone: bool = True) -> list[LiveStorage]:
-        """Return what is on the device, in the order of the last time, with what is new behind that."""
+        """Return the storages on the device, in the order of the last time, new ones last."""
         if self._shim is not None:
             return sweep_any(self.device)
         found, new = sweep(self.device, alone=alone), len(self._order)
@@ -224,14 +224,14 @@ class Switch:
         *,
         guard_all: bool = False,
     ) -> CapturePlan:
-        """Decide what is taken along; ``SuspendRefusedError`` names what cannot be."""
+        """Return what is captured. ``SuspendRefusedError`` names what cannot be."""
         if self._shim is not None:
             return plan_blocks(self._shim, self.device, found, named)
         return plan_capture(self.device, found, named, guard_all=guard_all)
 
     @property
     def _shares(self) -> bool:
-        """Whether ranks keep once what is equal on them; an arena that a GPU page-locks is one rank's own."""
+        """True if ranks keep equal pieces once. An arena that a GPU page-locks belongs to one rank."""
         return self._shim is None and self.device.torch_device.type == "cpu"
 
     def _admit(self, stages: Stages, plan: CapturePlan, *, share: bool) -> SnapshotWriter:
@@ -243,15 +243,15 @@ class Switch:
         return writer
 
     def warm_up(self) -> threading.Thread | None:
-        """Have the next suspend's arena made for a state like the present one, in the background.
+        """Prepare the arena of the next suspend in the background, for a state like the present one.
 
-        At a boundary, when the state is complete (an optimizer's after its first steps). It never fails: what
-        it could not do the suspend does.
+        Call it at a boundary when the state is complete (an optimizer's after its first steps). It never
+        fails: the suspend does what this could not do.
 
         Returns
         -------
         threading.Thread or None
-            What is under way; nothing if the arena is warm already, or there is no room.
+            The running thread; None if the arena is warm already, or there is no room.
         """
         if self._layout is None:
             try:
@@ -263,7 +263,7 @@ class Switch:
 
     @heap.uncollected()
     def resume(self, device: Device | None = None) -> SwitchRecord:
-        """Bring the state back, to ``device`` if it is given.
+        """Bring the state back, to ``device`` if it is given, and return the record.
 
         Raises
         ------
@@ -311,7 +311,7 @@ class Switch:
             raise
 
     def obstacle_to_moves(self) -> str:
-        """While the job is suspended: why it cannot resume on another device, or an empty string."""
+        """Return why the suspended job cannot resume on another device, or an empty string."""
         if self._parked is None:
             raise SuspendedStateError("the job is not suspended", "suspend it first")
         if self.device.torch_device.type == "cpu":
@@ -323,7 +323,7 @@ class Switch:
         return ""
 
     def _lose(self, error: RollbackError) -> None:
-        """Nobody may touch the state again."""
+        """Record that the state is lost. No thread may touch it again."""
         self._lost = error
         self._gate.shut()
 
@@ -332,7 +332,7 @@ class Switch:
             raise RollbackError(self._lost.message, self._lost.remedy) from self._lost
 
     def _bind(self, device: Device) -> None:
-        """Have a device page-lock the store's arenas: those that are mapped now, and all later ones."""
+        """Make a device page-lock the store's arenas: the present mappings and all later ones."""
         self._store.bind(partial(self._arena_mapped, device), device.unregister, device.memory_node)
 
     def _arena_mapped(self, device: Device, arena: memoryview) -> None:
@@ -341,7 +341,7 @@ class Switch:
 
     @contextmanager
     def _at_home_on(self, target: Device) -> Iterator[None]:
-        """Compute and page-lock for ``target`` from now on; if the block fails, for our device as before."""
+        """Compute and page-lock for ``target`` from now on. If the block fails, return to the old device."""
 
         def go_back() -> None:
             self.device.pin()
