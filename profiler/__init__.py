@@ -1,1 +1,1 @@
-"""Measuring: step time, memory, tensor skew, interference, timelines."""
+"""Measurements: step time, memory, tensor skew, interference, timelines."""

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines over time or over a logarithmic axis, and who held which row when."""
+"""Charts as inline SVG: lines over time or over a logarithmic axis, and Gantt charts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 8, 40
 _UNITS_S = {"d": 86_400.0, "h": 3600.0, "min": 60.0, "s": 1.0}
 #: Marks of a logarithmic time axis, in seconds.
 _TIME_MARKS_S = (0.01, 0.1, 1, 10, 60, 600, 3600, 21_600, 86_400, 864_000, 8_640_000)
-#: Hues apart by the golden angle: neighbouring numbers look different.
+#: Hues the golden angle apart, so that neighbouring numbers look different.
 JOB_COLOURS = tuple(f"hsl({index * 137.5 % 360:.0f} 45% 55%)" for index in range(24))
 
 
@@ -42,7 +42,7 @@ class Axis:
     logarithmic: bool = False
 
     def place(self, values: Column, width: float) -> Column:
-        """Where ``values`` lie on ``width`` pixels."""
+        """Return the horizontal positions of ``values`` on ``width`` pixels."""
         if self.logarithmic:
             share = np.log(values / self.low) / np.log(self.high / self.low)
         else:
@@ -52,18 +52,18 @@ class Axis:
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that reads best: ``3.4 h``."""
+    """Return a time in the unit that reads best: ``3.4 h``."""
     unit = next((name for name, size_s in _UNITS_S.items() if abs(seconds) >= size_s), "s")
     return f"{seconds / _UNITS_S[unit]:.3g} {unit}"
 
 
 def short_time(seconds: float) -> str:
-    """The same in milliseconds below a second."""
+    """Return a time like `duration`, below a second in milliseconds."""
     return f"{seconds * 1e3:.3g} ms" if 0 < seconds < 1 else duration(seconds)
 
 
 def time_axis(title: str, end_s: float) -> Axis:
-    """From 0 to ``end_s``, marked in days, hours, minutes or seconds."""
+    """Return an axis from 0 to ``end_s``, marked in days, hours, minutes or seconds."""
     end_s = end_s or 1.0
     unit = next((name for name, size_s in _UNITS_S.items() if end_s >= 3 * size_s), "s")
     step_s = round_step(end_s / _UNITS_S[unit] / 10) * _UNITS_S[unit]
@@ -72,7 +72,7 @@ def time_axis(title: str, end_s: float) -> Axis:
 
 
 def log_axis(title: str, values: Column, *, times: bool) -> Axis:
-    """A logarithmic axis that holds the positive ones among ``values``."""
+    """Return a logarithmic axis that contains the positive numbers among ``values``."""
     known = values[np.isfinite(values) & (values > 0)]
     low, high = (float(known.min()), float(known.max())) if known.size else (1.0, 10.0)
     low, high = low / 1.05, high * 1.05
@@ -100,10 +100,10 @@ def line_chart(
     width: int = 540,
     height: int = 280,
 ) -> str:
-    """Lines between 0 and 100 %; colours follow the order of ``lines``, as does the attribute ``data-of``.
+    """Return a chart of lines between 0 and 100 %. Colours and ``data-of`` follow the order of ``lines``.
 
-    ``levels`` are the marks of the vertical axis, if it shows something else than shares. With ``dots``
-    nothing is drawn between the points.
+    ``levels`` are the marks of the vertical axis, if it does not show shares. With ``dots`` the points are
+    not connected.
     """
     inner, tall = width - _LEFT - _RIGHT, height - _TOP - _BOTTOM
     parts = []
@@ -132,7 +132,7 @@ def line_chart(
 
 
 def _dashes(index: int) -> str:
-    """With more lines than colours, those of the second round are dashed."""
+    """Return the dash pattern of a line: lines beyond the number of colours are dashed."""
     return "" if index < len(COLOURS) else f' stroke-dasharray="{4 * (index // len(COLOURS))} 3"'
 
 
@@ -150,7 +150,7 @@ def _ticks(axis: Axis, left: float, width: float, y: float) -> list[str]:
 
 
 def cumulative(name: str, values: Column, points: int = 200) -> Line:
-    """The share of ``values`` that are at most x, at ``points`` evenly spaced shares; NaN is left out."""
+    """Return the cumulative share of ``values`` as a line of ``points`` points. NaN is left out."""
     values = np.sort(values[~np.isnan(values)])
     share = np.linspace(0.0, 1.0, points)
     x = np.quantile(values, share, method="inverted_cdf") if values.size else np.empty(0)
@@ -160,7 +160,7 @@ def cumulative(name: str, values: Column, points: int = 200) -> Line:
 def holders(
     spans: Sequence[tuple[int, float, float, Sequence[int]]], rows: int, columns: int, end_s: float
 ) -> NDArray[np.int64]:
-    """Who held which row at the middle of each of ``columns`` equal stretches of time.
+    """Return who held each row in the middle of each of ``columns`` equal stretches of time.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def gantt(
     *,
     width: int = 1100,
 ) -> str:
-    """``holders`` as a picture: rows downwards, time to the right, one path and colour per holder.
+    """Return the picture of a grid of `holders`: rows downwards, time to the right, one colour per holder.
 
     ``ends`` labels the first and the last row.
     """

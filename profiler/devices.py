@@ -1,6 +1,6 @@
-"""Devices as their instruments show them: one reading per GPU or host slot, with gpustat's keys.
+"""Readings of devices: one per GPU or host slot, with gpustat's keys.
 
-docs/json.md lists keys, types and units. What an instrument does not tell is ``None``, and
+docs/json.md lists keys, types and units. A value that an instrument does not give is None, and
 ``unavailable`` says why.
 """
 
@@ -41,12 +41,12 @@ class DeviceProcess(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True, rename=_KEYS):
-    """What a device's instruments show at one moment.
+    """The values of a device's instruments at one moment.
 
     Attributes
     ----------
     device
-        As jobs name it: ``cuda:0``, ``cpu:1``. GPUs by their NVML number.
+        The name that jobs use: ``cuda:0``, ``cpu:1``. GPUs have their NVML number.
     temperature
         °C.
     utilization
@@ -62,7 +62,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, rename=_KEYS):
     throttle_reasons
         Why the clocks are not at their highest.
     mig, mps
-        Whether the GPU is divided so, and whether processes of an MPS server are on it.
+        True if the GPU is divided by MIG; True if processes of an MPS server are on it.
     unavailable
         Why a value is ``None``, by its key.
     """
@@ -94,11 +94,11 @@ class DeviceReader(Protocol):
     """Instruments that can be read again and again."""
 
     def read(self) -> Sequence[Reading]:
-        """What they show now."""
+        """Return the present readings."""
         ...
 
     def close(self) -> None:
-        """Let go of them."""
+        """Release the instruments."""
         ...
 
 
@@ -116,7 +116,7 @@ class MissingValues:
         self.reasons: dict[str, str] = {}
 
     def ask(self, field: str, question: Callable[[], _T]) -> _T | None:
-        """The answer, or ``None`` and the reason under the key of ``field``."""
+        """Return the answer, or None with the reason recorded under the key of ``field``."""
         try:
             return question()
         except self._errors as error:
@@ -124,5 +124,5 @@ class MissingValues:
             return None
 
     def note(self, field: str, reason: str) -> None:
-        """There is no value of ``field``."""
+        """Record why ``field`` has no value."""
         self.reasons[_KEYS.get(field, field)] = reason

@@ -1,4 +1,4 @@
-"""Measuring on a GPU: its own clock, and the memory of this process there."""
+"""Measure time by a GPU's own clock, and the memory of this process there."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from .memory import MemoryUse, unaccounted
 
 
 class CudaClock:
-    """CUDA events on the current stream: when the GPU gets there, not when the host has queued it."""
+    """CUDA events on the current stream: they mark when the GPU gets there, not when the host queued it."""
 
     def __init__(self) -> None:
         self._events: list[Any] = []
 
     def mark(self) -> None:
+        """Record an event."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         self._events.append(event)
 
     def intervals_s(self) -> list[float]:
+        """Return the seconds between successive marks. Waits for the GPU."""
         events = list(self._events)
         if events:
             events[-1].synchronize()
@@ -42,10 +44,11 @@ class CudaMemory:
         self._samples_bytes: list[int] = []
         self._begun = False
         self._context_bytes: int | None = None
-        #: What live tensors hold; the owner of the meter sets it at the last boundary.
+        #: Bytes of live tensors. The owner of the meter sets it at the last boundary.
         self.tensors_bytes: int | None = None
 
     def sample(self) -> None:
+        """Record the memory in use."""
         if not self._begun:
             self._begun = True
             self._ask(torch.cuda.reset_peak_memory_stats)
@@ -57,6 +60,7 @@ class CudaMemory:
             self._samples_bytes.append(allocated_bytes)
 
     def report(self) -> MemoryUse:
+        """Return the memory that was recorded."""
         samples = self._samples_bytes
         allocated, reserved = self._ask(torch.cuda.memory_allocated), self._ask(torch.cuda.memory_reserved)
         kept = None if allocated is None or reserved is None else reserved - allocated
@@ -70,9 +74,9 @@ class CudaMemory:
         )
 
     def _ask(self, question: Callable[[int], Any]) -> Any:
-        """What the allocator says of this GPU; ``None`` from one of the script's own that keeps no count."""
+        """Return a statistic of the allocator on this GPU; None if the allocator keeps no count."""
         return statistics(partial(question, self._index))
 
     def _held_bytes(self) -> int | None:
-        """What the driver says that this process holds; ``None`` where it does not (containers, WSL)."""
+        """Return what this process holds by the driver; None if it does not say (containers, WSL)."""
         return own_bytes(str(torch.cuda.get_device_properties(self._index).uuid))

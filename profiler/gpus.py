@@ -1,4 +1,4 @@
-"""The instruments of NVIDIA GPUs, read through NVML. No torch, no CUDA context."""
+"""Read the instruments of NVIDIA GPUs through NVML. No torch, no CUDA context."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MILLIWATT = 1e-3
 
 
 class GpuReader:
-    """All GPUs of this machine.
+    """Reads all GPUs of this machine.
 
     Raises
     ------
@@ -50,7 +50,7 @@ class GpuReader:
             raise EnvironmentUnusableError(driver.problem, "see `gpuslice doctor`")
         self.driver_version = driver.version
         self._gpus = driver.gpus
-        #: KiB that each counter of a GPU's links showed, and when.
+        #: Last value in KiB, and its time, of each counter of a GPU's links.
         self._counters: dict[tuple[int, str], tuple[float, int]] = {}
         pynvml.nvmlInit()
 
@@ -86,7 +86,7 @@ class GpuReader:
         )
 
     def _link_rate(self, index: int, field: str, handle: Any, missing: MissingValues) -> float | None:
-        """KiB/s that all links have carried since the last reading."""
+        """Return the KiB/s that all links have carried since the last reading; None at the first one."""
         counter = missing.ask(field, lambda: _link_counter(handle, _LINK_FIELDS[field]))
         if counter is None:
             return None
@@ -99,7 +99,7 @@ class GpuReader:
 
 
 def _scalars(handle: Any) -> dict[str, Callable[[], Any]]:
-    """The questions with one number for an answer, by field."""
+    """Return the questions that have one number as answer, by field."""
     nvml = pynvml
     return {
         "temperature": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
@@ -124,7 +124,7 @@ def _link_counter(handle: Any, field: int) -> int:
 def _throttle_reasons(handle: Any) -> tuple[str, ...]:
     try:
         bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    except pynvml.NVMLError:  # what drivers before 535 call it
+    except pynvml.NVMLError:  # the name in drivers before 535
         bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     return tuple(name for bit, name in _REASONS.items() if bits & bit)
 
@@ -133,7 +133,7 @@ def _processes(handle: Any) -> tuple[DeviceProcess, ...]:
     try:
         running = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
     except pynvml.NVMLError as error:
-        if getattr(error, "value", None) != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:  # as of drivers before 510
+        if getattr(error, "value", None) != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:  # drivers before 510
             raise
         running = pynvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)
     return tuple(
@@ -143,7 +143,7 @@ def _processes(handle: Any) -> tuple[DeviceProcess, ...]:
 
 
 def named_process(pid: int, memory_mib: float | None) -> DeviceProcess:
-    """The process with its user and command, as far as this user may see it."""
+    """Return the process with its user and command, as far as this user may see them."""
     try:
         process = psutil.Process(pid)
         return DeviceProcess(pid, process.username(), process.name(), memory_mib)

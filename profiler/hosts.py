@@ -1,4 +1,4 @@
-"""The instruments of the host's slots: a slot is its cores, read through psutil."""
+"""Read the instruments of the host's slots through psutil. A slot is a set of cores."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ONLY_GPUS = ("power_draw", "power_limit", "pcie_tx", "pcie_rx", "nvlink_tx", "n
 
 
 class HostReader:
-    """The slots ``cpu:0``, ``cpu:1``, … of this host.
+    """Reads the slots ``cpu:0``, ``cpu:1``, … of this host.
 
     Parameters
     ----------
     slots
         Into how many the cores are divided; 0 means one per core.
     processes
-        Whether to look for those that are pinned to a slot, which takes some milliseconds of a core.
+        True to list processes that are pinned to a slot, which takes some milliseconds of a core.
     """
 
     def __init__(self, slots: int = 0, *, processes: bool = True) -> None:
@@ -33,7 +33,7 @@ class HostReader:
         self._all = tuple(sorted(os.sched_getaffinity(0)))
         count = check_slot(DeviceName("cpu", None), slots, len(self._all))
         self._slots = [slot_cores(index, count, self._all) for index in range(count)]
-        # Not psutil.cpu_percent, whose last reading is that of the thread that asks.
+        # Not psutil.cpu_percent, which keeps its last reading per thread.
         self._times = psutil.cpu_times(percpu=True)
 
     def read(self) -> list[Reading]:
@@ -46,7 +46,7 @@ class HostReader:
         ]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     def _read(self, index: int, cores: frozenset[int], busy: Sequence[float], memory: Any) -> Reading:
         missing = MissingValues()
@@ -73,7 +73,7 @@ class HostReader:
 
 
 def _busy_percent(before: Any, after: Any) -> float:
-    """Per cent of the time between two ``cpu_times`` of a core in which it worked."""
+    """Return the per cent of time, between two ``cpu_times`` of a core, in which it worked."""
     spent = [later - earlier for earlier, later in zip(before, after, strict=True)]
     # Guests' time is part of user's and nice's.
     total_s = sum(spent) - sum(getattr(after, n, 0) - getattr(before, n, 0) for n in ("guest", "guest_nice"))
@@ -82,7 +82,7 @@ def _busy_percent(before: Any, after: Any) -> float:
 
 
 def _clock_mhz(cores: frozenset[int]) -> float | None:
-    """The mean clock of ``cores``."""
+    """Return the mean clock of ``cores``; None if it is unknown."""
     try:
         clocks = psutil.cpu_freq(percpu=True)
     except (OSError, NotImplementedError):
@@ -92,7 +92,7 @@ def _clock_mhz(cores: frozenset[int]) -> float | None:
 
 
 def _pinned(cores: frozenset[int]) -> Iterator[DeviceProcess]:
-    """The processes that may run on nothing but ``cores``."""
+    """Yield the processes that may run on no other cores than ``cores``."""
     for process in psutil.process_iter(["username", "name", "memory_info", "cpu_affinity"]):
         found = process.info
         cpus, memory = found["cpu_affinity"], found["memory_info"]  # None: other users' may be hidden
@@ -101,7 +101,7 @@ def _pinned(cores: frozenset[int]) -> Iterator[DeviceProcess]:
 
 
 def _ranges(cores: frozenset[int]) -> str:
-    """``0-3,8`` of 0, 1, 2, 3, 8."""
+    """Return cores as text: ``0-3,8`` for 0, 1, 2, 3, 8."""
     pieces: list[list[int]] = []
     for core in sorted(cores):
         if pieces and pieces[-1][-1] == core - 1:

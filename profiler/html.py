@@ -1,4 +1,4 @@
-"""What the HTML pages have in common: one self-contained file, light or dark, tables, colours."""
+"""Common parts of the HTML pages: one self-contained file, light or dark, tables, colours."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-#: Told apart by people with any common colour blindness (Okabe and Ito, 2008).
+#: Colours that people with any common colour blindness can tell apart (Okabe and Ito, 2008).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 
 STYLE = """
@@ -65,7 +65,7 @@ class Table:
 
 
 def document(title: str, lead: Sequence[str], parts: Iterable[str], script: str = "") -> str:
-    """A whole page.
+    """Return a whole page.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def document(title: str, lead: Sequence[str], parts: Iterable[str], script: str 
 
 
 def render_table(table: Table) -> str:
-    """``table`` under its title; wide ones scroll."""
+    """Return ``table`` as HTML, under its title. Wide tables scroll."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
     rows = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in table.rows)
     body = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -102,18 +102,18 @@ def _cell(cell: str) -> str:
 
 
 def swatch(colour: str, opacity: float = 1.0) -> str:
-    """A square for a key."""
+    """Return a square in a colour, for a key."""
     square = f'<rect width="14" height="14" rx="2" fill="{colour}" fill-opacity="{opacity}"/>'
     return f'<svg viewBox="0 0 14 14" aria-hidden="true">{square}</svg>'
 
 
 def colour_key(entries: Iterable[tuple[str, str]]) -> str:
-    """The key of a picture: a swatch and a name each."""
+    """Return the key of a picture: a swatch and a name for each entry."""
     return f'<ul class="key">{"".join(f"<li>{drawn}{escape(name)}</li>" for drawn, name in entries)}</ul>'
 
 
 def round_step(least: float) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that is not below ``least``."""
+    """Return the smallest of 1, 2, 5 times a power of ten that is not below ``least``."""
     power = 1e-6
     while True:
         for factor in (1, 2, 5):

@@ -8,17 +8,17 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-#: Of every interval that is stated. The live packing estimator (``sched_core``) decides at the same level.
+#: Level of every stated interval. The live packing estimator (``sched_core``) decides at the same level.
 CONFIDENCE = 0.99
 Interval = tuple[float, float]
 
 
 def median_interval(values: NDArray[np.float64]) -> Interval | None:
-    """The interval of the median of ``values``, shape (n,), in the order in which they were measured.
+    """Return a confidence interval of the median of ``values``, shape (n,), in order of measurement.
 
-    It lies between two of the values: how many independent ones are above the median follows a binomial
-    distribution, whatever theirs is (Conover, Practical Nonparametric Statistics, section 3.2). Neighbours
-    that are alike count as fewer values, as ``correlation_time`` says.
+    It lies between two of the values: the number of independent values above the median follows a binomial
+    distribution, whatever the distribution of the values (Conover, Practical Nonparametric Statistics,
+    section 3.2). Neighbours that are alike count as fewer values, see `correlation_time`.
 
     Returns
     -------
@@ -37,10 +37,10 @@ def median_interval(values: NDArray[np.float64]) -> Interval | None:
 
 
 def correlation_time(values: NDArray[np.float64]) -> float:
-    """So many successive ``values`` tell as much about their mean as one that is independent; at least 1.
+    """Return how many successive ``values`` tell as much about their mean as one independent value.
 
-    The sum of the autocorrelations, as long as those of two successive lags are positive together (the
-    initial positive sequence, Geyer, Statistical Science 7, 1992).
+    At least 1. It is the sum of the autocorrelations, as long as those of two successive lags are positive
+    together (the initial positive sequence, Geyer, Statistical Science 7, 1992).
     """
     spread = values - values.mean()
     count = len(values)

@@ -1,6 +1,6 @@
-"""``python -m gpuslice.profiler.link_rates cuda:0 ...``: rates of page-locked copies; cost of locking.
+"""``python -m gpuslice.profiler.link_rates cuda:0 ...``: measure page-locked copies and page-locking.
 
-Prints one JSON object. Run in a process of its own, because it imports torch and makes CUDA contexts.
+Prints one JSON object. It runs in a process of its own, because it imports torch and makes CUDA contexts.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from gpuslice.errors import GpusliceError
 from gpuslice.kernels.cuda.device import CudaDevice
 from gpuslice.types import DeviceName
 
-#: Long beside the fixed cost of a copy, and short beside a doctor's answer.
+#: Bytes of a copy: enough to hide its fixed cost, few enough for `gpuslice doctor`.
 _BYTES = 256 << 20
 _ROUNDS = 5
 
 
 def rates(name: str) -> dict[str, object]:
-    """Of one GPU: 1e9 bytes per second each way, and seconds to page-lock 1e9 bytes of the host."""
+    """Return one GPU's copy rates in 1e9 bytes per second, and the seconds to page-lock 1e9 bytes."""
     device = CudaDevice(DeviceName.parse(name))
     device.pin()
     nbytes = _room(device.torch_device)
     arena = memoryview(mmap.mmap(-1, nbytes))
     host = torch.frombuffer(arena, dtype=torch.uint8)
-    host.zero_()  # pages that are not there yet would be counted as locking
+    host.zero_()  # otherwise faulting pages in would count as locking
     there = torch.empty(nbytes, dtype=torch.uint8, device=device.torch_device)
     began_s = time.perf_counter()
     locked = device.register(arena)
@@ -48,7 +48,7 @@ def rates(name: str) -> dict[str, object]:
 
 
 def peer(source: str, target: str) -> dict[str, object]:
-    """From one GPU to another: whether it reaches the other's memory directly, and how fast it copies."""
+    """Return whether one GPU reaches another's memory directly, and how fast it copies there."""
     here, there = torch.device(source), torch.device(target)
     nbytes = min(_room(here), _room(there))
     gone = torch.zeros(nbytes, dtype=torch.uint8, device=here)
@@ -63,12 +63,14 @@ def peer(source: str, target: str) -> dict[str, object]:
 
 
 def _room(device: torch.device) -> int:
-    """At most a quarter of what is free, in whole pages, for others may be training here."""
+    """Return how many bytes to copy: at most a quarter of free memory, as other jobs may be training."""
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return max(1 << 20, min(_BYTES, free_bytes // 4 // mmap.PAGESIZE * mmap.PAGESIZE))
 
 
 def _best_s(copy: Callable[[], object], *devices: torch.device) -> float:
+    """Return the least time of a copy."""
+
     def once() -> float:
         began_s = time.perf_counter()
         copy()
@@ -80,7 +82,7 @@ def _best_s(copy: Callable[[], object], *devices: torch.device) -> float:
 
 
 def measure(names: list[str]) -> dict[str, object]:
-    """All of it; what fails is told beside what was measured."""
+    """Return all measurements. Failures are listed beside them."""
     found: dict[str, object] = {}
     peers: list[dict[str, object]] = []
     problems: list[str] = []

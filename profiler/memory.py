@@ -1,4 +1,4 @@
-"""The memory of a job: its peak, at boundaries, and what it is made of."""
+"""The memory of a job: its peak, its level at boundaries, and its parts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from statistics import median
 import msgspec
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-#: Written to ``clear_refs`` of proc(5): begin to count the peak of the resident memory anew.
+#: Written to ``clear_refs`` of proc(5): resets the peak of the resident memory.
 _RESET_PEAK = b"5"
 
 
 def reset_peak() -> None:
-    """Count the peak of this process's resident memory from now on, where the kernel can."""
-    with suppress(OSError):  # a kernel without it: the peak counts from the beginning
+    """Count the peak of this process's resident memory from now on, if the kernel can."""
+    with suppress(OSError):  # a kernel without it counts the peak from the beginning
         Path("/proc/self/clear_refs").write_bytes(_RESET_PEAK)
 
 
@@ -32,7 +32,7 @@ class _Heap(ctypes.Structure):
 
 
 def free_heap_bytes() -> int | None:
-    """What the C library's heaps keep of freed memory; ``None`` where it does not tell."""
+    """Return the freed memory that the C library's heaps keep; None if it does not say."""
     ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if ask is None:
         return None
@@ -41,7 +41,7 @@ def free_heap_bytes() -> int | None:
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
-    """Bytes of one process on one device; ``None``: this device or driver does not tell.
+    """Bytes of one process on one device. None: this device or driver does not say.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class MemoryUse(msgspec.Struct, frozen=True):
 
 
 def unaccounted(held_bytes: int | None, *parts_bytes: int | None) -> int | None:
-    """What is held beyond the parts; at least 0, and unknown if anything is."""
+    """Return the bytes held beyond the parts, at least 0; None if any of them is unknown."""
     known = [part for part in parts_bytes if part is not None]
     if held_bytes is None or len(known) < len(parts_bytes):
         return None
@@ -76,24 +76,26 @@ def unaccounted(held_bytes: int | None, *parts_bytes: int | None) -> int | None:
 
 
 class HostMemory:
-    """The anonymous resident memory of this process: where tensors of the host are.
+    """The anonymous resident memory of this process, where tensors of the host lie.
 
-    Make it before the script has any tensor.
+    Make the object before the script has any tensor.
     """
 
     def __init__(self) -> None:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._context_bytes = self._anonymous_bytes()
         self._samples_bytes: list[int] = []
-        #: What live tensors hold; the owner of the meter sets it at the last boundary.
+        #: Bytes of live tensors. The owner of the meter sets it at the last boundary.
         self.tensors_bytes: int | None = None
 
     def sample(self) -> None:
+        """Record the memory in use."""
         if not self._samples_bytes:
             reset_peak()
         self._samples_bytes.append(self._anonymous_bytes())
 
     def report(self) -> MemoryUse:
+        """Return the memory that was recorded."""
         held_bytes, free = self._anonymous_bytes(), free_heap_bytes()
         samples = self._samples_bytes
         os.close(self._statm)
@@ -107,13 +109,13 @@ class HostMemory:
         )
 
     def _anonymous_bytes(self) -> int:
-        """``resident - shared`` of statm; the latter are files and shared memory."""
+        """Return ``resident - shared`` of statm. Shared are files and shared memory."""
         fields = os.pread(self._statm, 128, 0).split()
         return (int(fields[1]) - int(fields[2])) * _PAGE_BYTES
 
 
 def peak_anonymous_bytes() -> int | None:
-    """The peak of the resident memory, without what of it is files and shared memory now."""
+    """Return the peak of the resident memory, without the present files and shared memory."""
     kilobytes: dict[str, int] = {}
     for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
         name, _, value = line.partition(":")

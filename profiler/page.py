@@ -17,9 +17,9 @@ _AXIS_HEIGHT = 28
 _STRIP_HEIGHT = 48
 #: A bar narrower than this, in pixels, could not be seen.
 _MIN_BAR = 0.75
-#: Likewise a level of memory lower than this.
+#: A level of memory lower than this, in pixels, could not be seen.
 _MIN_LEVEL = 1.5
-#: Of a picture that is not in a page.
+#: Style of a picture outside of a page.
 _STYLE = (
     "text { fill: #1d2129; font: 12px system-ui, sans-serif; }",
     ".group { fill: #6b7280; font-weight: 600; } .tick { fill: #6b7280; }",
@@ -29,7 +29,7 @@ _STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """How the bars of one kind of span look; without a colour they take that of their subject."""
+    """The look of the bars of one kind. Without a colour they take that of their subject."""
 
     colour: str = ""
     opacity: float = 1.0
@@ -38,7 +38,7 @@ class Paint:
 def page(
     title: str, lead: Sequence[str], timeline: Timeline, kinds: dict[str, Paint], tables: Iterable[Table]
 ) -> str:
-    """The whole document.
+    """Return the whole page.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def page(
 
 
 def picture(timeline: Timeline, kinds: dict[str, Paint]) -> str:
-    """The page's picture as an SVG file of its own, on white; its key is in the bars' titles."""
+    """Return the page's picture as an SVG file of its own, on white. The bars' titles serve as its key."""
     drawn = _picture(timeline, _subjects(timeline), kinds)
     tag, rest = drawn.split(">", 1)
     style = "".join(f"{rule}\n" for rule in _STYLE)
@@ -122,7 +122,7 @@ def _bar(span: Span, y: int, scale: float, colour: str, paint: Paint) -> str:
 
 
 def _strip(track: Track, y: int, scale: float, subjects: dict[str, str]) -> list[str]:
-    """The memory that each subject held on a device, over time: the higher, the more."""
+    """Return the strip of the memory that each subject held on a device, over time."""
     most_bytes = max(max(holding.nbytes for holding in track.holdings), 1)
     height = _STRIP_HEIGHT - 6
     width = _WIDTH - _LABEL_WIDTH - 10

@@ -1,4 +1,4 @@
-"""The profile of a job: what `gpuslice profile` makes of a recording, as JSON and as a page."""
+"""The profile of a job: made by `gpuslice profile` from a recording, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Profile(StepTimes, frozen=True, kw_only=True):
 
 
 def make_profile(recording: Recording, devices: Sequence[DeviceUse] = ()) -> Profile:
-    """The profile of what was recorded of a rank, and of the devices meanwhile."""
+    """Return the profile of a rank's recording, and of the devices meanwhile."""
     times = analyse(recording)
     fields = {name: getattr(times, name) for name in times.__struct_fields__}
     rank, memory, skew = recording.rank, recording.memory, recording.skew
@@ -38,7 +38,7 @@ def make_profile(recording: Recording, devices: Sequence[DeviceUse] = ()) -> Pro
 
 
 def summary(profile: Profile) -> list[tuple[str, str]]:
-    """The profile for a person: names and values."""
+    """Return the profile as text: names and values."""
     rows = [("steps", f"{profile.steps} ({profile.warmup_steps} of warm-up left out)")]
     seconds = profile.step_seconds
     if seconds is not None:
@@ -74,13 +74,13 @@ def summary(profile: Profile) -> list[tuple[str, str]]:
 
 
 def verdict(skew: Skew) -> str:
-    """The skew and what follows from it, in words."""
+    """Return the skew and its consequence as text."""
     where = "consolidate" if skew.consolidate else "may be spread"
     return f"{skew.skew:.3f} (threshold {skew.threshold:g}): {where}"
 
 
 def page(name: str, profile: Profile, recording: Recording) -> str:
-    """The profile as one HTML file that needs no network."""
+    """Return the profile as one HTML file that needs no network."""
     kinds = classify(recording)
     intervals_s = np.array(recording.interval_s)
     steps_s = intervals_s[kinds == Kind.STEP]
@@ -98,7 +98,7 @@ def page(name: str, profile: Profile, recording: Recording) -> str:
 
 
 def _over_time(intervals_s: Any, kinds: Any) -> str:
-    """Each interval over its number; the vertical axis ends at twice the highest step."""
+    """Return a chart of each interval. The vertical axis ends at twice the longest step."""
     top_s = max(2 * float(intervals_s[kinds == Kind.STEP].max()), 1e-9)
     axis = _number_axis("interval", len(intervals_s))
     lines = []

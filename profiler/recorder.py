@@ -1,6 +1,6 @@
-"""What a job does between its boundaries, recorded in its own process at a cost of about a microsecond.
+"""Record a job's activity between its boundaries, in its own process, for about a microsecond each.
 
-The boundaries at which a step ends cut the run into intervals; ``steps`` makes step times of them.
+The boundaries at which a step ends cut the run into intervals. ``steps`` computes step times from them.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ import msgspec
 from .memory import MemoryUse
 from .skew import Skew
 
-#: Reading the memory in use costs some microseconds; it is done no more often than this.
+#: Least time between two readings of the memory, each of which costs some microseconds.
 _MEMORY_EVERY_S = 0.1
 
 
 class MemoryMeter(Protocol):
-    """Says how much memory this process uses on its device."""
+    """Measures the memory of this process on its device."""
 
     def sample(self) -> None:
-        """Take note of what is in use now; called at boundaries."""
+        """Record the memory in use; called at boundaries."""
         ...
 
     def report(self) -> MemoryUse:
-        """What was noted."""
+        """Return the memory that was recorded."""
         ...
 
 
 class DeviceClock(Protocol):
-    """Times on the device itself, where work is queued (CUDA events)."""
+    """Measures time on the device itself, where work is queued (CUDA events)."""
 
     def mark(self) -> None:
-        """Called at every boundary at which a step ends."""
+        """Record a moment; called at every boundary at which a step ends."""
         ...
 
     def intervals_s(self) -> list[float]:
-        """Seconds between successive marks, shape (marks - 1,); waits for the device."""
+        """Return the seconds between successive marks, shape (marks - 1,). Waits for the device."""
         ...
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """What was recorded of one rank. All lists have one value for each interval.
+    """The recording of one rank. All lists have one value for each interval.
 
     Attributes
     ----------
     rank
-        Whose it is.
+        Rank of the process.
     clock
         Where ``interval_s`` comes from: ``monotonic`` or ``cuda``.
     interval_s
@@ -113,7 +113,7 @@ class StepRecorder:
         self._device_clock = device_clock
         self._clock = clock
         self._cpu_clock = cpu_clock
-        #: At the first boundary.
+        #: Processor time at the first boundary.
         self._cpu_s = 0.0
         #: One row per boundary at which a step ended: time, and what happened since the row before.
         self._rows: list[tuple[float, float, float, int, int]] = []
@@ -124,30 +124,30 @@ class StepRecorder:
         self._memory_s = 0.0
         self._memory_due_s = 0.0
         self._steps = 0
-        #: Calls of the hooks, for what they cost.
+        #: Number of hook calls, for the cost of recording.
         self._calls = 0
 
     @property
     def intervals(self) -> int:
-        """How many are complete."""
+        """Number of complete intervals."""
         return max(0, len(self._rows) - 1)
 
     def fetched(self, since_s: float, *, grad: bool) -> None:
-        """A batch is there for which the script has waited since ``since_s``."""
+        """Record that a batch has arrived for which the script waited since ``since_s``."""
         self._fetching_s += self._clock() - since_s
         self._batches += 1
         self._without_grad += not grad
 
     def exhausted(self, since_s: float) -> None:
-        """There is no further batch, or fetching failed: the script has waited for that all the same."""
+        """Record that the script waited since ``since_s`` for a batch that does not come."""
         self._fetching_s += self._clock() - since_s
 
     def stepped(self) -> None:
-        """An optimizer's step has ended now."""
+        """Record that an optimizer's step has ended now."""
         self._stepped_s = self._clock()
 
     def boundary(self, steps: int) -> None:
-        """The script is at a boundary, after so many steps. If a step has ended, an interval is complete."""
+        """Record a boundary after ``steps`` steps. If a step has ended, an interval is complete."""
         self._calls += 1
         if steps == self._steps and self._rows:
             return
@@ -167,7 +167,7 @@ class StepRecorder:
             self._memory_s += done - now
 
     def finish(self, rank: int = 0, skew: Skew | None = None) -> Recording:
-        """What was recorded; the time before the first boundary is no interval. Called at the last one."""
+        """Return the recording; called at the last boundary. Time before the first one is no interval."""
         cpu_s = self._cpu_clock() - self._cpu_s if self._rows else 0.0
         rows, clock = self._rows, "monotonic"
         intervals_s = [later[0] - earlier[0] for earlier, later in pairwise(rows)]
@@ -193,7 +193,7 @@ class StepRecorder:
 
 
 def hooks_cost_s(device_clock: DeviceClock | None = None, rounds: int = 200) -> float:
-    """What recording one ordinary step costs here and now, without the memory: a fetch, a step, a boundary.
+    """Return the cost of recording one ordinary step, without memory: a fetch, a step, a boundary.
 
     Marks of ``device_clock`` are made after the last interval, so they belong to none.
     """

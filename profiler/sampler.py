@@ -1,4 +1,4 @@
-"""One thread that reads all instruments again and again, and keeps count."""
+"""One thread that reads all instruments again and again, and keeps statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .devices import DeviceReader, Reading
 
 
 class DeviceUse(msgspec.Struct, frozen=True):
-    """A device's readings over a time: means, and the most memory; ``None``: no reading had it.
+    """Statistics of a device's readings: means, and the most memory. None: no reading had the value.
 
     Attributes
     ----------
@@ -74,11 +74,11 @@ class Sampler:
 
     @property
     def running(self) -> bool:
-        """Whether it still reads; it ends by itself only if reading failed."""
+        """True if the thread still reads. It ends by itself only if reading failed."""
         return self._thread.is_alive()
 
     def use(self) -> list[DeviceUse]:
-        """What was read so far, by device."""
+        """Return the statistics so far, by device."""
         with self._lock:
             return [
                 DeviceUse(
@@ -107,7 +107,7 @@ class Sampler:
 
 @dataclass(slots=True)
 class _Mean:
-    """The mean of the values that are known."""
+    """The mean of the known values."""
 
     total: float = 0.0
     values: int = 0
@@ -124,7 +124,7 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Counts:
-    """What is kept of a device's readings."""
+    """Running statistics of a device's readings."""
 
     utilization: _Mean = field(default_factory=_Mean)
     power_draw: _Mean = field(default_factory=_Mean)

@@ -1,8 +1,8 @@
-"""Tensor skew: how much of what a model exchanges in a step is one tensor (Tiresias, NSDI 2019, section 3.3).
+"""Tensor skew: the part of a model's gradients that one tensor holds (Tiresias, NSDI 2019, section 3.3).
 
-In data-parallel training every trainable parameter's gradient is exchanged as one tensor. If one of them
-holds most of the bytes, whoever receives it is the bottleneck, and the job suffers from being spread over
-nodes. Nothing here needs torch.
+In data-parallel training every trainable parameter's gradient is exchanged as one tensor. If one tensor holds
+most of the bytes, its receiver is the bottleneck, and the job suffers from being spread over nodes. Nothing
+here needs torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuslice.errors import UsageError
 from gpuslice.types import CONSOLIDATION_SKEW
 
 _PUBLISHED = "data/published_models.json"
-#: Of a published model's numbers.
+#: Size of a published model's numbers.
 _FLOAT_BYTES = 4
 
 
@@ -46,7 +46,7 @@ class Skew(msgspec.Struct, frozen=True):
     threshold
         From which skew on the job should be consolidated.
     consolidate
-        Whether it should: on as few nodes as possible. If not, it may be spread.
+        True if the job should run on as few nodes as possible. If not, it may be spread.
     distribution
         The tensors by powers of two of their sizes, smallest first.
     """
@@ -61,7 +61,7 @@ class Skew(msgspec.Struct, frozen=True):
 
 
 def measure_skew(sizes_bytes: Iterable[int], threshold: float = CONSOLIDATION_SKEW) -> Skew:
-    """The skew of a model with trainable tensors of ``sizes_bytes``; empty tensors do not count.
+    """Return the skew of a model with trainable tensors of ``sizes_bytes``. Empty tensors do not count.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def _distribution(sizes_bytes: list[int]) -> Iterable[SizeClass]:
 
 @cache
 def published_models() -> Mapping[str, Skew]:
-    """The models that Tiresias was evaluated with, by their published layer shapes, in single precision."""
+    """Return the skew of the models in Tiresias' evaluation, by their published layer shapes."""
     return {name: measure_skew(_sizes(model["tensors"])) for name, model in _published().items()}
 
 

@@ -1,6 +1,6 @@
-"""Step times out of a recording: what is warm-up, what is a step, what is something else, how fast.
+"""Step times from a recording: which intervals are warm-up, steps or other phases, and how long they are.
 
-The rules are those of docs/measure.md. Nothing here needs torch.
+docs/measure.md has the rules. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from .recorder import Recording
 
 Column = NDArray[np.float64]
 
-#: Steps whose median has to be near the settled one for the warm-up to be over.
+#: Number of steps whose median must be near the settled one at the end of the warm-up.
 _WINDOW = 5
-#: "Near": within so much of it, or so many robust standard deviations.
+#: "Near": within this share of it, or this many robust standard deviations.
 _NEAR, _NEAR_SIGMAS = 0.05, 3.0
 #: An interval that is longer than usual by both of these is looked at more closely.
 _LONG, _LONG_SIGMAS = 0.5, 6.0
 #: A median absolute deviation times this estimates the standard deviation of a normal distribution.
 _SIGMA = 1.4826
-#: Of a change: the least steps on either side, the least relative difference, and the chance of finding any
+#: For a change: the least steps on either side, the least relative difference, and the chance of finding one
 #: where there is none.
 _LEAST_STEPS, _LEAST_CHANGE, _SIGNIFICANCE = 15, 0.05, 0.01
 
 
 class Kind(Enum):
-    """What an interval between two boundaries was."""
+    """The kind of an interval between two boundaries."""
 
     WARMUP = "warmup"
     STEP = "step"
@@ -72,7 +72,7 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """The step time changed for good at step ``step``, from 0 after the warm-up; medians around it."""
+    """A lasting change of the step time at ``step``, from 0 after the warm-up; medians before and after."""
 
     step: int
     before_seconds: float
@@ -114,7 +114,7 @@ class StepTimes(msgspec.Struct, frozen=True):
 
 
 def analyse(recording: Recording) -> StepTimes:
-    """The step times of ``recording``."""
+    """Return the step times of ``recording``."""
     intervals_s = np.array(recording.interval_s)
     kinds = classify(recording)
     steps_s = intervals_s[kinds == Kind.STEP]
@@ -136,7 +136,7 @@ def analyse(recording: Recording) -> StepTimes:
 
 
 def classify(recording: Recording) -> NDArray[np.object_]:
-    """The ``Kind`` of every interval of ``recording``, shape (intervals,)."""
+    """Return the ``Kind`` of every interval of ``recording``, shape (intervals,)."""
     intervals_s = np.array(recording.interval_s)
     kinds = np.full(intervals_s.shape, Kind.STEP, dtype=object)
     if not intervals_s.size:
@@ -146,7 +146,7 @@ def classify(recording: Recording) -> NDArray[np.object_]:
     after_s = np.array(recording.after_step_s)
     settled = slice(begun, None)
     evaluation = (np.array(recording.without_grad) > 0) | (batches > 2 * np.median(batches[settled]))
-    # Whatever it is that makes an interval long: it is the part that is longest beyond its own usual length.
+    # The cause of a long interval is the part that exceeds its own usual length most.
     parts = np.stack([fetching_s, after_s, intervals_s - fetching_s - after_s])
     usual_s = np.median(parts[:, settled], axis=1, keepdims=True)
     longest_part = np.argmax(parts - usual_s, axis=0)
@@ -159,10 +159,10 @@ def classify(recording: Recording) -> NDArray[np.object_]:
 
 
 def warmup(intervals_s: Column) -> int:
-    """How many intervals at the beginning are warm-up: at least one, at most half.
+    """Return how many intervals at the beginning are warm-up: at least one, at most half.
 
-    It is over where the median of five intervals is first near that of the second half, and the first of them
-    is no longer than that: the median alone would let two slow ones pass.
+    The warm-up ends where the median of five intervals is first near that of the second half, and the first
+    of the five is no longer than that. The median alone would let two slow intervals pass.
     """
     half = len(intervals_s) // 2
     settled = intervals_s[half:]
@@ -176,11 +176,11 @@ def warmup(intervals_s: Column) -> int:
 
 
 def changes(steps_s: Column) -> list[Change]:
-    """Where the level of ``steps_s`` changes for good.
+    """Return where the level of ``steps_s`` changes for good.
 
-    Pettitt's test (Applied Statistics 28, 1979) goes by ranks, so outliers do not matter. It is made in
-    windows of many lengths (seeded binary segmentation, Kovács et al., Biometrika 110, 2023); the shortest
-    ones that show a change count.
+    Pettitt's test (Applied Statistics 28, 1979) uses ranks, so outliers do not matter. It is made in windows
+    of many lengths (seeded binary segmentation, Kovács et al., Biometrika 110, 2023); the shortest ones that
+    show a change count.
     """
     windows = sorted(_windows(len(steps_s)), key=lambda window: window[1] - window[0])
     found: list[int] = []
@@ -199,7 +199,7 @@ def changes(steps_s: Column) -> list[Change]:
 
 
 def _windows(count: int) -> Iterator[tuple[int, int]]:
-    """Windows of ever smaller lengths, each overlapping the next by half."""
+    """Yield windows of ever smaller lengths, each overlapping the next by half."""
     length = float(count)
     while length >= 2 * _LEAST_STEPS:
         pieces = 2 * ceil(count / length) - 1
@@ -210,7 +210,7 @@ def _windows(count: int) -> Iterator[tuple[int, int]]:
 
 
 def _change(steps_s: Column, significance: float) -> int | None:
-    """After how many of ``steps_s`` their level changes; ``None`` if it does not."""
+    """Return after how many of ``steps_s`` their level changes; None if it does not."""
     count = len(steps_s)
     # U after k steps: 2 * (sum of their ranks) - k * (count + 1).
     ranks = np.cumsum(scipy.stats.rankdata(steps_s))
@@ -236,11 +236,11 @@ def _seconds(steps_s: Column) -> StepSeconds | None:
 
 
 def _limit_s(intervals_s: Column) -> float:
-    """An interval longer than this is not usual."""
+    """Return the length beyond which an interval is unusual."""
     level_s = float(np.median(intervals_s))
     return level_s + max(_LONG * level_s, _LONG_SIGMAS * _deviation(intervals_s))
 
 
 def _deviation(values: Column) -> float:
-    """A standard deviation that outliers do not change."""
+    """Return a standard deviation that outliers do not change."""
     return float(_SIGMA * np.median(np.abs(values - np.median(values))))

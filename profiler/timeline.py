@@ -1,4 +1,4 @@
-"""Who did what when: spans on tracks, written as Chrome trace JSON, which Perfetto and chrome://tracing open.
+"""A timeline: spans on tracks, written as Chrome trace JSON, which Perfetto and chrome://tracing open.
 
 The format: https://chromium.googlesource.com/catapult, "Trace Event Format"; times in it are microseconds.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took a while.
+    """An activity with a duration.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened at one moment."""
+    """An event at one moment."""
 
     name: str
     at_s: float
@@ -74,7 +74,7 @@ class Track:
     Attributes
     ----------
     holdings
-        Who held how much of a device's memory, drawn as a strip under the row.
+        Device memory by subject, drawn as a strip under the row.
     """
 
     group: str
@@ -109,7 +109,7 @@ class Timeline:
         self.flows: list[Flow] = []
 
     def track(self, group: str, name: str) -> Track:
-        """The track ``name`` of ``group``, made if it is new."""
+        """Return the track ``name`` of ``group``. Create it if it is new."""
         for track in self.tracks:
             if (track.group, track.name) == (group, name):
                 return track
@@ -118,7 +118,7 @@ class Timeline:
 
     @property
     def end_s(self) -> float:
-        """When the last span ends; 0 without any."""
+        """End of the last span; 0 without any."""
         return max((span.end_s for track in self.tracks for span in track.spans), default=0.0)
 
     def chrome_events(self) -> list[dict[str, Any]]:

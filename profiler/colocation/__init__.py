@@ -1,1 +1,1 @@
-"""The co-location lab: what jobs make of a device that they share (docs/measure.md)."""
+"""The co-location lab: measures how jobs share one device (docs/measure.md)."""

@@ -1,4 +1,4 @@
-"""Loads of one kind on the current GPU, made with CuPy: each call of a unit returns when the GPU is done."""
+"""Loads of one kind on the current GPU, made with CuPy. Each call of a unit waits until the GPU is done."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Loads of one kind on the host: a unit takes about a millisecond on a core that has nothing else to do.
+"""Loads of one kind on the host. A unit takes about a millisecond on an idle core.
 
-Imports numba; compiled code is kept where numba keeps it.
+Imports numba, which caches the compiled code.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numba
 import numpy as np
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-#: Streamed through in pieces: far beyond any cache.
+#: Bytes streamed through, and bytes per unit: far beyond any cache.
 _STREAM_BYTES, _PIECE_BYTES = 96 << 20, 4 << 20
-#: Where the system does not tell the size of the last cache; and no more than this of a very large one.
+#: Size of the last cache if the system does not tell it; and the most that is used of a very large one.
 _USUAL_CACHE_BYTES, _MOST_CACHE_BYTES = 16 << 20, 32 << 20
 _COMPUTE_ROUNDS, _CACHE_ROUNDS = 250_000, 60_000
 _FLOAT_BYTES = 8
@@ -25,7 +25,7 @@ _jit: Any = numba.njit(cache=True, nogil=True)
 
 @_jit  # type: ignore[untyped-decorator]
 def _compute(rounds: int, start: float) -> float:
-    """Dependent multiplications and additions in registers."""
+    """Run dependent multiplications and additions in registers."""
     a, b, c, d = start, start + 1.0, start + 2.0, start + 3.0
     for _ in range(rounds):
         a = a * 0.999999 + 1e-6
@@ -37,14 +37,14 @@ def _compute(rounds: int, start: float) -> float:
 
 @_jit  # type: ignore[untyped-decorator]
 def _stream(to: np.ndarray[Any, Any], one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> None:
-    """The triad of the STREAM benchmark (McCalpin, 1995)."""
+    """Compute the triad of the STREAM benchmark (McCalpin, 1995)."""
     for i in range(to.size):
         to[i] = one[i] + 3.0 * other[i]
 
 
 @_jit  # type: ignore[untyped-decorator]
 def _visit(buffer: np.ndarray[Any, Any], rounds: int, state: int) -> int:
-    """Read and write one place after the other, in an order that no prefetcher follows."""
+    """Read and write one place after the other, in an order that no prefetcher can follow."""
     mask = buffer.size - 1
     for _ in range(rounds):
         state = (state * 1664525 + 1013904223) & 0xFFFFFFFF
@@ -53,7 +53,7 @@ def _visit(buffer: np.ndarray[Any, Any], rounds: int, state: int) -> int:
 
 
 def last_cache_bytes() -> int:
-    """The size of the last-level cache, rounded down to a power of two."""
+    """Return the size of the last-level cache, rounded down to a power of two."""
     sizes = []
     for path in _CACHES.glob("index*/size"):
         text = path.read_text(encoding="ascii").strip()

@@ -1,4 +1,4 @@
-"""The result of the lab as one HTML file that needs no network."""
+"""The lab's result as one HTML file that needs no network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 30
 
 
 def page(result: Result) -> str:
-    """``result`` as a page; the JSON has more figures, and all their digits."""
+    """Return ``result`` as an HTML page. The JSON has more figures, and all their digits."""
     state = "" if result.complete else " Interrupted: not all was measured."
     lead = [
         f"On {result.device}, {result.repeats} rounds of {result.seconds:g} s. "
@@ -41,12 +41,12 @@ def page(result: Result) -> str:
 
 
 def interval_text(interval: Interval) -> str:
-    """``[low, high]`` for a person."""
+    """Return ``[low, high]`` as text."""
     return "(no interval yet)" if interval is None else f"[{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
 def verdict_text(one: SetResult) -> str:
-    """Return the verdict for a person, with how many rounds more would decide it."""
+    """Return the verdict as text, with the number of rounds that would decide it."""
     if one.verdict != "undecided":
         return one.verdict
     return f"undecided, {one.more_rounds} {'round' if one.more_rounds == 1 else 'rounds'} more"
@@ -90,7 +90,7 @@ def _interval(interval: Interval) -> str:
 
 
 def _sensitivity(result: Result) -> Iterator[str]:
-    """What our own loads do to each job, and what follows for pairs."""
+    """Yield the parts about our own loads: their effect on each job, and predictions for pairs."""
     if not result.stress:
         return
     rows = [
@@ -131,7 +131,7 @@ def _predictions(result: Result) -> Table:
 
 
 def _heat_map(result: Result) -> str:
-    """Rows: whose throughput; columns: beside whom. The darker, the more of it is left."""
+    """Return a heat map of throughput. Row: whose throughput; column: beside which job. Darker is more."""
     assert result.matrix is not None
     names = result.names
     cells = [
@@ -170,7 +170,7 @@ def _cell(row: int, column: int, value: float | None, title: str) -> Iterator[st
 
 
 def _distributions(result: Result) -> Iterator[str]:
-    """For each job: the share of steps that take at most so long, alone and in each set."""
+    """Yield for each job a chart of its step times, alone and in each set."""
     names = result.names
     for job, name in enumerate(names):
         found: dict[str, list[float]] = {}
@@ -186,7 +186,7 @@ def _distributions(result: Result) -> Iterator[str]:
 
 
 def _distribution(name: str, found: dict[str, np.typing.NDArray[np.float64]]) -> str:
-    # The slowest few steps would take all of the width.
+    # The slowest few steps would take up all of the width.
     high_s = 1.2 * max(float(np.quantile(values, 0.95)) for values in found.values())
     mark_s = round_step(high_s / 8)
     marks = {i * mark_s: short_time(i * mark_s) for i in range(int(high_s / mark_s) + 1)}
@@ -200,7 +200,7 @@ def _key(lines: Sequence[Line]) -> str:
 
 
 def _timeline(result: Result) -> str:
-    """When each job ran; the pauses of an interrupted experiment are left out."""
+    """Return a chart of when each job ran, without the pauses of an interrupted experiment."""
     kinds = sorted(
         {(trial.members, trial.mode) for trial in result.trials}, key=lambda kind: (len(kind[0]), kind)
     )

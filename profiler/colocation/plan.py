@@ -1,4 +1,4 @@
-"""What is measured, in which order: every job alone and every set together, in each of several rounds."""
+"""The plan of an experiment: every job alone and every set together, in each of several rounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from gpuslice.errors import UsageError
 
-#: Numbers of jobs that run together, in ascending order; one of them alone.
+#: Numbers of jobs that run together, in ascending order; one number for a job alone.
 Members = tuple[int, ...]
 #: ``alone``; ``packed``: all train at the same time; ``sliced``: in turns, the others are suspended;
 #: ``stressed``: one job beside our own loads; ``reference``: these loads beside each other, without a job.
@@ -40,7 +40,7 @@ class Plan:
     stress
         Kinds of load that run beside each job.
     sample
-        How many of the sets are measured, chosen at random; ``None`` for all.
+        Number of sets that are measured, chosen at random; None for all.
 
     Raises
     ------
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def sets(self) -> list[Members]:
-        """Those that are measured together."""
+        """Sets of jobs that are measured together."""
         every = list(combinations(range(self.jobs), self.size))
         if self.sample is None or self.sample >= len(every):
             return every
@@ -76,15 +76,15 @@ class Plan:
 
     @property
     def pairs(self) -> list[Members]:
-        """All pairs, whether they are measured or predicted."""
+        """All pairs of jobs, measured or predicted."""
         return list(combinations(range(self.jobs), 2))
 
     def tasks(self) -> Iterator[Task]:
-        """What is to be measured, in order.
+        """Yield the trials in order.
 
-        The order differs from round to round, so that a drift of the machine meets all alike; it is the same
-        whenever it is asked for. In the first round all run alone first: whether a script works, and whether
-        a set's memory fits, is known before any set runs.
+        The order differs from round to round, so that a drift of the machine affects all trials alike. It is
+        the same at every call. In the first round all jobs run alone first. So it is known before any set
+        runs whether a script works, and whether a set's memory fits.
         """
         for number in range(self.repeats):
             alone = [Task(number, (job,), "alone") for job in range(self.jobs)]
@@ -100,6 +100,6 @@ class Plan:
             yield from mixed
 
     def remaining(self, done: Collection[Task]) -> list[Task]:
-        """The tasks that are not among ``done``."""
+        """Return the tasks that are not among ``done``."""
         known = set(done)
         return [task for task in self.tasks() if task not in known]

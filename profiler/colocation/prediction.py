@@ -1,9 +1,9 @@
-"""Predicts what jobs do to each other from their sensitivity curves and pressures, and how far off that is.
+"""Predict how jobs affect each other from sensitivity curves and pressures, and how good that is.
 
-Throughput of a job beside another one is the product, over the kinds of load, of what its curve says at the
-other's pressure, each to the power of a weight. With equal weights of sum 1 this is the geometric mean, which
-is right where all kinds of load slow the job down by the same thing, as processor time does on one core.
-Weights are fitted to the pairs that were measured, and drawn towards equal ones.
+The throughput of a job beside another one is a product over the kinds of load: the value of the job's curve
+at the other's pressure, to the power of a weight. With equal weights of sum 1 this is the geometric mean,
+which is right if all kinds of load slow the job down in the same way, as processor time does on one core.
+Weights are fitted to the measured pairs, with a preference for equal ones.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from .plan import Members
 from .stress import Curve, throughput
 
-#: How much equal weights count: as much as this sum of squared logarithms.
+#: Strength of the preference for equal weights, as a sum of squared logarithms.
 _RIDGE = 0.1
-#: A job that makes nothing has no logarithm.
+#: Least throughput whose logarithm is used.
 _LEAST = 0.01
 
 Curves = Mapping[tuple[int, str], Curve]
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """Normalized throughput of a pair.
+    """Predicted normalized throughput of a pair.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ def predictions(
     measured: Mapping[Members, tuple[float, ...]],
     pairs: Sequence[Members],
 ) -> list[Prediction]:
-    """All ``pairs`` whose jobs have curves, each from the measured pairs without itself."""
+    """Return the predictions of all ``pairs`` whose jobs have curves. Each is made without that pair."""
     found = []
     for pair in pairs:
         if not all((job, kind) in curves for job in pair for kind in kinds):
@@ -92,7 +92,7 @@ def predictions(
 def fit(
     kinds: Sequence[str], curves: Curves, measured: Mapping[Members, tuple[float, ...]]
 ) -> NDArray[np.float64]:
-    """The weight of each kind, none below 0; without measured pairs all are equal."""
+    """Return the weight of each kind, none below 0. Without measured pairs all are equal."""
     prior = np.full(len(kinds), 1 / len(kinds))
     rows, outcomes = [], []
     for pair, values in measured.items():
@@ -107,7 +107,7 @@ def fit(
 
 
 def error(found: Sequence[Prediction]) -> PredictionError | None:
-    """How far ``found`` is from what was measured; ``None`` if no pair was both measured and predicted."""
+    """Return the error of ``found``; None if no pair was both measured and predicted."""
     known = [(one.normalized, one.measured) for one in found if one.measured is not None]
     if not known:
         return None
@@ -123,6 +123,7 @@ def error(found: Sequence[Prediction]) -> PredictionError | None:
 def _predict(
     kinds: Sequence[str], curves: Curves, weights: NDArray[np.float64], job: int, other: int
 ) -> float:
+    """Return the predicted throughput of ``job`` beside ``other``."""
     return float(np.exp(weights @ _logarithms(kinds, curves, job, other)))
 
 

@@ -1,4 +1,4 @@
-"""The result of the lab, as JSON and as CSV; docs/json.md has types and units."""
+"""The lab's result, as JSON and as CSV; docs/json.md has types and units."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Interval = tuple[float, float] | None
 
 
 class JobResult(msgspec.Struct, frozen=True):
-    """A job alone."""
+    """Measurements of a job alone."""
 
     name: str
     steps_per_second: float
@@ -34,7 +34,7 @@ class JobResult(msgspec.Struct, frozen=True):
 
 
 class SetResult(msgspec.Struct, frozen=True):
-    """Jobs on one device, packed or sliced."""
+    """Measurements of a set of jobs on one device, packed or sliced."""
 
     members: tuple[str, ...]
     mode: Literal["packed", "sliced"]
@@ -52,7 +52,7 @@ class SetResult(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """All that is known of the jobs on a device."""
+    """All results of an experiment."""
 
     device: str
     seconds: float
@@ -80,7 +80,7 @@ def make_result(
     trials: Sequence[Trial],
     memory_bytes: int | None,
 ) -> Result:
-    """What follows from ``trials``; jobs and sets that were not measured yet are left out.
+    """Return the result of ``trials``. Jobs and sets that were not measured yet are left out.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def _curves(names: Sequence[str], plan: Plan, trials: Sequence[Trial]) -> dict[t
 
 
 def memories(trials: Sequence[Trial]) -> dict[int, int]:
-    """The most memory that each job held when it was alone."""
+    """Return the most memory that each job held when it was alone."""
     most: dict[int, int] = {}
     for trial in trials:
         if trial.mode == "alone" and trial.runs[0].memory_bytes is not None:
@@ -143,14 +143,14 @@ def memories(trials: Sequence[Trial]) -> dict[int, int]:
 
 
 def too_large(plan: Plan, memory: Mapping[int, int], limit_bytes: int | None) -> Collection[Members]:
-    """The sets whose memory does not fit on the device; they never run together."""
+    """Return the sets whose memory does not fit on the device. They never run together."""
     if limit_bytes is None:
         return ()
     return {members for members in plan.sets if sum(memory.get(job, 0) for job in members) > limit_bytes}
 
 
 def to_csv(result: Result) -> str:
-    """One line for each member of each set."""
+    """Return the sets as CSV, one line for each member of each set."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("set", "mode", "member", "normalized", "low", "high", "total", "verdict"))
@@ -179,9 +179,9 @@ class _Set:
     too_large: bool
 
     def measured(self, mode: Mode) -> _Measured:
-        """Return normalized throughput: by that alone in the same trial, where that was measured.
+        """Return normalized throughput: by the throughput alone in the same trial, if that was measured.
 
-        Else by the trial alone in the same round, if there is one. So a drift of the machine cancels.
+        Otherwise by the trial alone in the same round, if there is one. So a drift of the machine cancels.
         """
         found = _Measured({}, [])
         for task, runs in sorted(self.runs.items()):
@@ -231,9 +231,9 @@ def _whole_windows(runs: Sequence[Run]) -> Iterator[list[float]]:
 
 
 def _set_results(one: _Set) -> tuple[SetResult | None, SetResult | None]:
-    """Packed and sliced; slicing that was not measured is assumed to cost nothing.
+    """Return the packed and the sliced result. Slicing that was not measured is assumed to cost nothing.
 
-    What is compared with a measured slice is the packed slice of the same round.
+    A measured slice is compared with the packed trial of the same round.
     """
     packed, sliced = one.measured("packed"), one.measured("sliced")
     if not packed.rounds and not sliced.rounds and not one.too_large:
@@ -252,7 +252,7 @@ def _set_results(one: _Set) -> tuple[SetResult | None, SetResult | None]:
 
 
 def _gain(packed: _Measured, sliced: _Measured) -> Estimate | None:
-    """Return the packed total by the sliced one, None if no round has both that are needed."""
+    """Return the packed total by the sliced one; None if no round has both."""
     gains = [
         sum(values) / (sum(sliced.rounds[number]) if sliced.rounds else 1.0)
         for number, values in packed.rounds.items()
@@ -287,7 +287,7 @@ def _set_result(
 
 
 def _matrix(plan: Plan, packed: dict[Members, SetResult]) -> tuple[tuple[float | None, ...], ...]:
-    """Row: the job that is slowed down; column: the one beside it."""
+    """Return the matrix of throughputs. Row: the job that is slowed down; column: the job beside it."""
     cells: list[list[float | None]] = [[None] * plan.jobs for _ in range(plan.jobs)]
     for (one, other), found in packed.items():
         cells[one][other], cells[other][one] = found.normalized

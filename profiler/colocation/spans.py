@@ -1,4 +1,4 @@
-"""Spans of time, and how far a job got in them though it was halted now and then."""
+"""Spans of time, and the progress of a job in them with halts left out."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ Span = tuple[float, float]
 
 
 def intersection(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
-    """The times that lie in a span of both lists."""
+    """Return the times that lie in a span of both lists."""
     both = [(max(a[0], b[0]), min(a[1], b[1])) for a in one for b in other]
     return sorted((begin, end) for begin, end in both if begin < end)
 
 
 def without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
-    """The parts of ``spans`` that lie in none of ``holes``."""
+    """Return the parts of ``spans`` that lie in none of ``holes``."""
     cuts = [-np.inf, *(edge for hole in sorted(holes) for edge in hole), np.inf]
     return intersection(spans, list(zip(cuts[::2], cuts[1::2], strict=True)))
 
 
 def total_s(spans: Sequence[Span]) -> float:
-    """How long ``spans`` last together."""
+    """Return the total length of ``spans``."""
     return float(sum(end - begin for begin, end in spans))
 
 
 def active(times: ArrayLike, halts: Sequence[Span]) -> Column:
-    """``times`` on a clock that stands still during ``halts``."""
+    """Return ``times`` on a clock that stands still during ``halts``."""
     at = np.asarray(times, dtype=np.float64)
     gone = sum((np.clip(at - begin, 0.0, end - begin) for begin, end in halts), np.zeros_like(at))
     return np.asarray(at - gone, dtype=np.float64)
 
 
 def progress(edges: Column, spans: ArrayLike) -> float:
-    """How many steps that end at ``edges`` lie in ``spans``, shape (n, 2); parts of steps count as such."""
+    """Return how many steps that end at ``edges`` lie in ``spans``, shape (n, 2), with parts of steps."""
     if edges.size < 2:
         return 0.0
     counts = np.interp(np.asarray(spans, dtype=np.float64).reshape(-1, 2), edges, np.arange(edges.size))

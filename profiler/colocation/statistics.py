@@ -49,13 +49,13 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class _Error:
-    """A standard error, and with how many degrees of freedom it is known."""
+    """A standard error and its degrees of freedom."""
 
     value: float
     freedom: int
 
     def around(self, mean: float) -> Estimate:
-        """Return the estimate of ``mean``. Nothing that is measured here lies below 0."""
+        """Return the estimate of ``mean``. Its interval never goes below 0."""
         half_width = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, self.freedom)) * self.value
         return Estimate(mean, (max(0.0, mean - half_width), mean + half_width), self.value)
 

@@ -1,8 +1,8 @@
-"""What loads of one kind do to a job, and what a job does to a load: sensitivity curves and pressures.
+"""Sensitivity curves and pressures: the effect of loads of one kind on a job, and of a job on a load.
 
 A job's pressure of a kind is the intensity of our own load that slows a reference load down as much as the
-job does (Bubble-Up, MICRO 2011). The reference is the load at full intensity. How fast it is alone is
-measured while it loads the job: the job is halted for every other moment.
+job does (Bubble-Up, MICRO 2011). The reference is the load at full intensity. Its speed alone is measured
+while it loads the job: the job is halted half of the time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gpuslice.profiler.recorder import Recording
 from .spans import Column, Span, active, intersection, progress, total_s, without
 from .statistics import Estimate, Samples, estimate
 
-#: Of a load: the share of the time in which it works.
+#: Intensities of a load: the share of the time in which it works.
 LEVELS = (0.25, 0.5, 1.0)
-#: A full load is alone so many times.
+#: Number of times that the job is halted during a full load.
 _HALTS = 4
-#: The weight of what is known for sure: without a load a job keeps its speed.
+#: Weight of the certain point: without a load a job keeps its speed.
 _SURE = 1e6
 
 
@@ -46,7 +46,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class StressLog(msgspec.Struct, frozen=True):
-    """What a stressor did."""
+    """The record of a stressor."""
 
     windows: list[Window]
 
@@ -75,7 +75,7 @@ class Stressed(msgspec.Struct, frozen=True):
 
 
 def schedule(kinds: Sequence[str], seconds: float, seed: int) -> list[Phase]:
-    """All levels of all ``kinds`` in an order given by ``seed``, with a pause around each.
+    """Return all levels of all ``kinds``, in an order given by ``seed``, with a pause around each.
 
     A full load lasts twice as long: half of it beside the job, half of it alone.
     """
@@ -86,7 +86,7 @@ def schedule(kinds: Sequence[str], seconds: float, seed: int) -> list[Phase]:
 
 
 def halt_schedule(phases: Sequence[Phase]) -> list[Span]:
-    """When the job is to be halted, in seconds since ``phases`` began: every other moment of a full load."""
+    """Return when the job is halted, in seconds since ``phases`` began: half of the time of a full load."""
     spans, begin_s = [], 0.0
     for phase in phases:
         if phase.level == 1.0:
@@ -98,7 +98,7 @@ def halt_schedule(phases: Sequence[Phase]) -> list[Span]:
 
 
 def step_edges(recording: Recording) -> Column:
-    """When the steps end, and when the first of them begins, on the host's clock."""
+    """Return when the first step begins and when each step ends, on the host's clock."""
     if not recording.interval_s:
         return np.empty(0)
     edges: Column = recording.begun_s + np.concatenate([[0.0], np.cumsum(recording.interval_s)])
@@ -106,17 +106,17 @@ def step_edges(recording: Recording) -> Column:
 
 
 def recorded_edges(recordings: Iterable[Recording]) -> list[Column]:
-    """The edges of the steps of each start."""
+    """Return the edges of the steps of each start."""
     return [step_edges(one) for one in recordings]
 
 
 def unit_edges(log: StressLog) -> list[Column]:
-    """The same of a stressor in place of a job."""
+    """Return the edges of a stressor's units, in place of a job's steps."""
     return [np.array(window.ends_s, dtype=np.float64) for window in log.windows if window.kind]
 
 
 def stressed(edges: Sequence[Column], log: StressLog, halts: Sequence[Span] = ()) -> tuple[Stressed, ...]:
-    """What each load of ``log`` did to the job whose steps ended at ``edges``, and what the job did to it.
+    """Return the effect of each load of ``log`` on the job with steps at ``edges``, and of the job on it.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def stressed(edges: Sequence[Column], log: StressLog, halts: Sequence[Span] = ()
 
 
 def _rate(edges: Sequence[Column], span: Span) -> float | None:
-    """Steps per second in ``span``; ``None`` if the job trained in less than half of it."""
+    """Return steps per second in ``span``; None if the job trained in less than half of it."""
     steps = seconds = 0.0
     for one in edges:
         if one.size > 1:
@@ -158,7 +158,7 @@ def _unit_rate(window: Window, spans: Sequence[Span]) -> float:
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """How one kind of load slows a job down, and how the job slows down that load.
+    """How one kind of load slows the job down, and how the job slows down that load.
 
     Attributes
     ----------
@@ -191,7 +191,7 @@ def curves(
     jobs: Mapping[int, Sequence[Stressed]],
     references: Sequence[Stressed],
 ) -> dict[tuple[int, str], Curve]:
-    """The curves by job and kind, as far as they were measured.
+    """Return the measured curves by job and kind.
 
     Parameters
     ----------
@@ -227,21 +227,21 @@ def _curve(name: str, kind: str, points: Sequence[Estimate], reference: float, b
 
 
 def _pressure(reference: float, slowed: Sequence[float]) -> float:
-    """The least intensity at which the reference keeps ``reference`` of its speed, between those measured."""
+    """Return the least intensity at which the reference keeps this part of its speed, interpolated."""
     levels, kept = _falling(slowed)
     falling, first = np.unique(-kept, return_index=True)
     return float(np.interp(-reference, falling, levels[first]))
 
 
 def throughput(curve: Curve, level: float) -> float:
-    """What ``curve`` says for a load of ``level``, between the measured points."""
+    """Return the throughput that ``curve`` gives for a load of ``level``, interpolated."""
     return float(np.interp(level, *_falling(curve.normalized)))
 
 
 def _falling(values: Sequence[float]) -> tuple[Column, Column]:
-    """Intensities from 0 on, and ``values`` at them as a curve that starts at 1 and falls.
+    """Return intensities from 0 on, and ``values`` at them as a curve that starts at 1 and falls.
 
-    What noise says otherwise is levelled out by least squares.
+    Rises due to noise are levelled out by least squares.
     """
     weights = [_SURE, *(1.0 for _ in values)]
     kept = scipy.optimize.isotonic_regression([1.0, *values], weights=weights, increasing=False).x

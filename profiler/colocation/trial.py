@@ -1,4 +1,4 @@
-"""One trial: jobs that ran together, and how fast each was while all of them trained."""
+"""One trial: jobs that ran together, and the speed of each while all of them trained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .plan import Members, Mode, Task
 from .spans import Column, Span, active, intersection, progress, total_s, without
 from .stress import Stressed, step_edges
 
-#: Step times are kept as so many quantiles.
+#: Number of quantiles kept of the step times.
 _QUANTILES = 101
 
 
@@ -39,7 +39,7 @@ class Window(msgspec.Struct, frozen=True):
 
     @property
     def normalized(self) -> float | None:
-        """Throughput with the others by throughput alone, None if it was measured without one of them."""
+        """Throughput with the others by throughput alone; None if either was not measured."""
         if not self.seconds or not self.alone_steps:
             return None
         return self.steps / self.seconds / (self.alone_steps / self.alone_seconds)
@@ -65,7 +65,7 @@ class Run(msgspec.Struct, frozen=True):
         was not measured.
     windows
         Parts of the trial, in order of time, the same ones for all members: in each of them every member was
-        alone once, or had a turn. Empty if nobody was alone.
+        alone once, or had a turn. Empty if no member was alone.
     """
 
     steps: float
@@ -79,17 +79,17 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def steps_per_second(self) -> float:
-        """Its throughput; 0 if nothing was measured."""
+        """Throughput; 0 if nothing was measured."""
         return self.steps / self.seconds if self.seconds else 0.0
 
     @property
     def alone_steps_per_second(self) -> float:
-        """The same while the others stood still."""
+        """Throughput while the others stood still; 0 if nothing was measured."""
         return self.alone_steps / self.alone_seconds if self.alone_seconds else 0.0
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """What was measured of a set in one round.
+    """Measurements of a set in one round.
 
     Attributes
     ----------
@@ -116,21 +116,21 @@ class Trial(msgspec.Struct, frozen=True):
 
     @property
     def task(self) -> Task:
-        """Which one of the plan it was."""
+        """The task of the plan that this trial measured."""
         return Task(self.round, self.members, self.mode)
 
 
 def measure(
     recordings: Sequence[Sequence[Recording]], halts: Sequence[Sequence[Span]] = ()
 ) -> tuple[Run, ...]:
-    """How fast each member was while all of them trained, and while the others stood still.
+    """Return the speed of each member while all of them trained, and while the others stood still.
 
     Parameters
     ----------
     recordings
-        For each member those of its starts, in order.
+        For each member the recordings of its starts, in order.
     halts
-        For each member when it was stopped, so that another one was alone; none if nobody was.
+        For each member when it was stopped, so that another one was alone; empty if none was.
     """
     halted = list(halts) or [()] * len(recordings)
     members = [_Member(starts, stops) for starts, stops in zip(recordings, halted, strict=True)]
@@ -153,7 +153,7 @@ def measure(
 
 
 def _alone(number: int, members: Sequence[_Member], halted: Sequence[Sequence[Span]]) -> list[Span]:
-    """Return when a member trained while all others were stopped."""
+    """Return the times when a member trained while all others were stopped."""
     others = [stops for other, stops in enumerate(halted) if other != number]
     return reduce(intersection, others, members[number].spans) if others else []
 
@@ -161,23 +161,23 @@ def _alone(number: int, members: Sequence[_Member], halted: Sequence[Sequence[Sp
 def _windows(
     member: _Member, common: Sequence[Span], own: Sequence[Span], ends_s: Sequence[float]
 ) -> Iterator[Window]:
-    """Yield what ``member`` did in the windows that end at ``ends_s``."""
+    """Yield the progress of ``member`` in the windows that end at ``ends_s``."""
     for window in pairwise([-np.inf, *ends_s]):
         together, alone = intersection(common, [window]), intersection(own, [window])
         yield Window(member.steps(together), total_s(together), member.steps(alone), total_s(alone))
 
 
 def _rotation_ends(halted: Sequence[Sequence[Span]]) -> list[float]:
-    """Return when each member had been alone once more; the last one is alone last.
+    """Return the times at which each member had been alone once more; the last member is alone last.
 
-    The first one is stopped while each of the others is alone.
+    The first member is stopped while each of the others is alone.
     """
     others = len(halted) - 1
     return [end for _, end in halted[0][others - 1 :: others]] if others else []
 
 
 class _Member:
-    """Its steps after the warm-up, on a clock that stands still while it does."""
+    """The steps of a member after its warm-up, on a clock that stands still while it is halted."""
 
     def __init__(self, recordings: Sequence[Recording], halts: Sequence[Span]) -> None:
         self._halts = halts
@@ -203,12 +203,12 @@ class _Member:
 def measure_turns(
     recordings: Sequence[Sequence[Recording]], cycles: Sequence[Sequence[Span]]
 ) -> tuple[Run, ...]:
-    """How fast each member was while all took turns: one trained, the others were suspended.
+    """Return the speed of each member while all took turns: one trained, the others were suspended.
 
     Parameters
     ----------
     recordings
-        For each member those of its starts, in order.
+        For each member the recordings of its starts, in order.
     cycles
         For each cycle the turns of all members, in order. Other members' turns and the switches count as
         time. Steps that lie in a turn completely give the step times; those in its second half tell how fast
@@ -235,7 +235,7 @@ def measure_turns(
 
 
 def _cycle(starts: Sequence[Column], turns: Sequence[Span], number: int) -> Window:
-    """Return what a member did in one cycle: in all of it, and in the second half of its own turn."""
+    """Return a member's progress in one cycle: in all of it, and in the second half of its own turn."""
     whole = (turns[0][0], turns[-1][1])
     begin, end = turns[number]
     late_s = np.concatenate([_within(edges, [((begin + end) / 2, end)]) for edges in starts])
@@ -244,9 +244,9 @@ def _cycle(starts: Sequence[Column], turns: Sequence[Span], number: int) -> Wind
 
 
 def held_bytes(recording: Recording) -> int | None:
-    """The most memory that a process held on its device.
+    """Return the most memory that a process held on its device.
 
-    On the host the peak contains the process's libraries; on a GPU its context lies beyond the tensors.
+    On the host the peak contains the process's libraries. On a GPU the CUDA context is added to the tensors.
     """
     memory: MemoryUse | None = recording.memory
     if memory is None or memory.peak_bytes is None:
@@ -255,7 +255,7 @@ def held_bytes(recording: Recording) -> int | None:
 
 
 def _inside(edges: Column, common: Sequence[Span]) -> Column:
-    """The times of the steps whose middle lies in ``common``."""
+    """Return the times of the steps whose middle lies in ``common``."""
     steps_s, middles = np.diff(edges), (edges[1:] + edges[:-1]) / 2
     inside = np.zeros(steps_s.shape, dtype=bool)
     for begin, end in common:
@@ -264,7 +264,7 @@ def _inside(edges: Column, common: Sequence[Span]) -> Column:
 
 
 def _within(edges: Column, spans: Sequence[Span]) -> Column:
-    """The times of the steps that lie in one of ``spans`` completely."""
+    """Return the times of the steps that lie completely in one of ``spans``."""
     inside = np.zeros(max(0, edges.size - 1), dtype=bool)
     for begin, end in spans:
         inside |= (begin <= edges[:-1]) & (edges[1:] <= end)

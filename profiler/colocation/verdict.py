@@ -1,4 +1,4 @@
-"""What to do with a set of jobs, by its measured normalized throughput."""
+"""The verdict on a set of jobs, by its measured normalized throughput."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORTH = 1.05
 
 
 class Verdict(NamedTuple):
-    """What to do, and what is missing to know it.
+    """What to do with a set, and how much measuring would decide it.
 
     Attributes
     ----------
