@@ -24,6 +24,7 @@ from gpuslice.checkpoint.format.nodes import (
     TupleNode,
 )
 from gpuslice.checkpoint.named import containers
+from gpuslice.checkpoint.named.classes import with_article
 from gpuslice.checkpoint.named.describe import Describer
 from gpuslice.checkpoint.named.generators import Generator
 from gpuslice.errors import UsageError
@@ -162,11 +163,16 @@ class _GraphDescriber(Describer):
         if name is not None:
             return RefNode(name)
         kind = kind_of(value)
-        if kind in (Kind.MODULE, Kind.OPTIMIZER, Kind.STATEFUL, Kind.OBJECT) and not _is_data_object(value):
+        if kind in (
+            Kind.MODULE,
+            Kind.OPTIMIZER,
+            Kind.STATEFUL,
+            Kind.OBJECT,
+        ) and not containers.is_data_object(value):
             raise UsageError(f"{path} is {_named(value)}, {_MADE_LATER}", _REMEDY)
         if kind in (Kind.OPAQUE, Kind.FUNCTION, Kind.IGNORED):
             raise UsageError(f"{path} is {_named(value)}, which cannot be saved", _REMEDY)
-        if not isinstance(value, _SHARED) and not _is_data_object(value):
+        if not isinstance(value, _SHARED) and not containers.is_data_object(value):
             return super()._node(value, path)
         number = self._numbers.get(id(value))
         if number is not None:
@@ -217,16 +223,10 @@ def _is_plain_key(key: object) -> bool:
     return all(map(_is_plain_key, key)) if type(key) is tuple else kind_of(key) is Kind.LEAF
 
 
-def _is_data_object(value: object) -> bool:
-    """Return True for objects that can be made again: containers and data classes of the script."""
-    return containers.is_data_object(value)
-
-
 def _named(value: object) -> str:
     if isinstance(value, (types.FunctionType, types.MethodType)):
         return f"the function {value.__qualname__}"
-    name = type(value).__qualname__
-    return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"
+    return with_article(value)
 
 
 def _failure(describe: Any) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from gpuslice.checkpoint.format.nodes import Node
-from gpuslice.checkpoint.named.classes import name_of
+from gpuslice.checkpoint.named.classes import name_of, with_article
 from gpuslice.checkpoint.named.load import Checker, Load
 
 from . import marks, parts, restore
@@ -266,7 +266,7 @@ class _Comparison:
 
     def _see(self, known: _Known, found: Found) -> None:
         mark = _mark(found)
-        what = f"{found.path} is {_article(found.item)}"
+        what = f"{found.path} is {with_article(found.item)}"
         if isinstance(mark, marks.Unknowable):
             if not (found.data and marks.is_foreign(found.item)):
                 self.obstacles.append(f"{what}, whose state nobody can see")
@@ -285,8 +285,3 @@ def _revert(known: _Known, change: Change) -> None:
         columns = known.columns
         items = columns.values[0] if columns is not None else [*map(_given, known.items)]
         parts.refill(change.item, items)
-
-
-def _article(item: object) -> str:
-    name = type(item).__qualname__
-    return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import types
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from gpuslice.checkpoint.named import containers
 from gpuslice.checkpoint.named.describe import keeps_own_state_dict
+from gpuslice.checkpoint.named.generators import content_of
 from gpuslice.checkpoint.named.plain_objects import attributes, delete_attribute, set_attribute
 
 from .kinds import Kind, is_looked_into
@@ -77,7 +78,7 @@ def _of_function(item: Any) -> dict[str, Any]:
         return {"__self__": item.__self__, "__func__": item.__func__}
     if isinstance(item, partial):
         return {"func": item.func, "args": item.args, "keywords": item.keywords, **vars(item)}
-    found = {name: _content(cell) for name, cell in _cells(item)}
+    found = {name: content_of(cell, MISSING) for name, cell in _cells(item)}
     if item.__defaults__:
         found["__defaults__"] = item.__defaults__
     if item.__kwdefaults__:
@@ -87,13 +88,6 @@ def _of_function(item: Any) -> dict[str, Any]:
 
 def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:
     return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return MISSING
 
 
 def set_slot(item: Any, name: str, value: Any) -> None:
@@ -140,22 +134,7 @@ def labelled(container: Any) -> Iterator[tuple[str, Any]]:
 
 
 def refill(container: Any, kept: Sequence[Any]) -> None:
-    """Put back what `items` returned."""
-    if isinstance(container, dict):
-        half = len(kept) // 2
-        dict.clear(container)
-        _update(dict.__setitem__, container, zip(kept[:half], kept[half:], strict=True))
-    elif isinstance(container, set):
-        set.clear(container)
-        set.update(container, iter(kept))
-    elif isinstance(container, deque):
-        deque.clear(container)
-        deque.extend(container, kept)
-    elif isinstance(container, list):
-        list.clear(container)
-        list.extend(container, kept)
-
-
-def _update(put: Callable[..., object], container: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
-    for key, value in pairs:
-        put(container, key, value)
+    """Put back into a container what `items` returned."""
+    half = len(kept) // 2
+    pairs = zip(kept[:half], kept[half:], strict=True)
+    containers.fill(container, dict(pairs) if isinstance(container, dict) else kept, {})

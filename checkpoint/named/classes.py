@@ -22,6 +22,12 @@ def name_of(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
+def with_article(value: object) -> str:
+    """Return the class of a value for a message: "a Foo", "an Item"."""
+    name = type(value).__qualname__
+    return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"
+
+
 def is_plain_data(kind: type) -> bool:
     """Return True if objects of the class are data and nothing more."""
     data = issubclass(kind, (*_CONTAINERS, Enum)) or dataclasses.is_dataclass(kind)

@@ -34,7 +34,7 @@ from gpuslice.checkpoint.format.nodes import (
 )
 from gpuslice.errors import UsageError
 
-from . import containers, gradient_buckets, shards, subclasses
+from . import classes, containers, gradient_buckets, shards, subclasses
 from .generators import Generator, generator_state, own_generators
 
 #: Names with this prefix are the runtime's, not the user's.
@@ -136,7 +136,7 @@ class Describer:
         if is_stateful(value):
             return StatefulNode(self.node(value.state_dict(), f"{path}.state_dict()"))
         raise UsageError(
-            f"{path} is {_article(value)}, which cannot be saved",
+            f"{path} is {classes.with_article(value)}, which cannot be saved",
             "attach tensors, numbers, text, lists or dicts of them, generators, or an object with state_dict "
             "and load_state_dict",
         )
@@ -280,7 +280,7 @@ class Describer:
         """Return the node of a dictionary's items."""
         for key in mapping:
             if not _is_key(key):
-                raise UsageError(f"{path} has {_article(key)} as a key", "use text or numbers")
+                raise UsageError(f"{path} has {classes.with_article(key)} as a key", "use text or numbers")
         if all(map(_is_scalar, mapping.values())):
             return ValueNode.of(dict(mapping), path)
         items = {key: self.node(item, f"{path}[{key!r}]") for key, item in mapping.items()}
@@ -300,8 +300,3 @@ def _is_scalar(value: object) -> bool:
 
 def _is_key(value: object) -> bool:
     return all(map(_is_key, value)) if isinstance(value, tuple) else _is_scalar(value)
-
-
-def _article(value: object) -> str:
-    name = type(value).__qualname__
-    return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"

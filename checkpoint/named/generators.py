@@ -162,13 +162,14 @@ def _parts(item: Any) -> Iterable[object]:
     if isinstance(item, partial):
         return item.func, item.args, item.keywords
     if isinstance(item, FunctionType):
-        cells = [_content(cell) for cell in item.__closure__ or ()]
+        cells = [content_of(cell) for cell in item.__closure__ or ()]
         return *cells, *(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values()
     return list(getattr(item, "__dict__", {}).values())
 
 
-def _content(cell: CellType) -> object:
+def content_of(cell: CellType, default: object = None) -> object:
+    """Return the content of a closure's cell, or ``default`` if it was not assigned yet."""
     try:
         return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
+    except ValueError:
+        return default
