@@ -283,8 +283,13 @@ class Relocations:
         return lone and (not other.launched or other.nodes == self.of(job.placement))
 
     def in_order(self, devices: Sequence[int]) -> Sequence[int]:
-        """``devices`` so that the ranks of each node follow each other, as launchers number them."""
-        return devices if len(self._names) == 1 else sorted(devices)
+        """``devices`` so that the ranks of each node follow each other, as launchers number them.
+
+        On each node they stay in their order: a state may be able to come back only to its own device.
+        """
+        if len(self._names) == 1:
+            return devices
+        return sorted(devices, key=self._cluster.node_of.__getitem__)
 
     def of(self, devices: tuple[int, ...]) -> tuple[int, ...]:
         """The node of each of ``devices``."""

@@ -6,11 +6,13 @@ import msgspec
 import pytest
 
 from gpuslice import wire
+from gpuslice.sched_core.core.events import Submitted
+from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.policy import Plan, Start, Suspend
+from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend
 
-from .driver import Driver, Scripted, refused, suspended, told
+from .driver import PROGRAM, Driver, Scripted, refused, suspended, told
 
 WHY = "float32 [5] cannot move to another device: C++ code refers to it"
 
@@ -42,7 +44,7 @@ def parked_at_home(*others: str) -> tuple[Driver, Scripted]:
     return driver, policy
 
 
-def plan(driver: Driver, policy: Scripted, *decisions: Start | Suspend) -> list[object]:
+def plan(driver: Driver, policy: Scripted, *decisions: Start | Suspend | Migrate) -> list[object]:
     policy.next = lambda view: Plan(list(decisions))
     driver.core.planning.due = True
     return list(driver.wake())
@@ -119,3 +121,20 @@ def test_a_job_whose_resumed_was_lost_is_back_and_bound_no_more(*, refused_befor
     hello = wire.Hello(version=1, job="a", rank=0, world_size=1, pid=1, epoch=job.epoch, parked=False)
     driver.say("a", hello)
     assert (job.state, job.bound) == (JobState.RUNNING, False)
+
+
+def test_a_bound_rank_keeps_its_device_when_its_job_grows_on_one_of_several_nodes() -> None:
+    policy = Scripted()
+    driver = Driver(2, policy, ("", "b"))
+    policy.next = lambda view: Plan([])
+    driver.do(Submitted(JobSpec(id="e", submit_s=0.25, demand=1, max_demand=2), PROGRAM))
+    policy.next = lambda view: Plan([Start("e", (1,))])
+    driver.hello("e")
+    driver.resumed("e")
+    driver.progress("e", 10)
+    plan(driver, policy, Migrate("e", (0, 1)))
+    commands = driver.say("e", bound(driver.core.jobs["e"].epoch, 11))
+    assert [(rank, order.device) for _, rank, order in told(commands, wire.Resume)] == [
+        (0, "null:1"),
+        (1, "null:0"),
+    ]

@@ -346,7 +346,7 @@ def test_the_ranks_of_a_gang_follow_each_other_on_each_node() -> None:
     assert launch.nodes == ("", "", "b")
     policy.next = lambda view: Plan([Start("g", (3, 1, 0))])
     driver.hello("g")
-    assert driver.core.jobs["g"].lease == (0, 1, 3)
+    assert driver.core.jobs["g"].lease == (1, 0, 3)
 
 
 def test_a_gang_without_state_is_started_anew_where_its_devices_are() -> None:
