@@ -132,12 +132,12 @@ class LocalNode:
             tell()
 
     def watch_rank(self, job: str, rank: int, pid: int, identity: bytes) -> None:
-        """Watch a rank that has greeted; if it is gone by now, that is how we learn of it."""
+        """Watch a rank that has greeted; if it is gone by now, that is told after its last words."""
         self.ranks.note(job, rank, pid, identity)
         try:
             descriptor = self.processes.watch_rank(job, rank, pid)
         except ProcessLookupError:
-            self._reports.ended(self._name, RankGone(job, rank, pid=pid))
+            self._ends.add(RankGone(job, rank, pid=pid), self._clock.now())
             return
         if descriptor is not None:
             self._watched.register(descriptor, select.EPOLLIN)

@@ -37,8 +37,9 @@ class ProcessEnds:
         return bool(self._waiting)
 
     def add(self, end: _End, now: float) -> None:
-        """Note the end of a rank or of a job's command."""
-        self._waiting.append((end, now + _HELD_S))
+        """Note the end of a rank or of a job's command; one that is noted is told once."""
+        if all(other != end for other, _ in self._waiting):
+            self._waiting.append((end, now + _HELD_S))
 
     def known(self, now: float) -> Iterator[_End]:
         """Ends before which nothing is to be heard any more; they wait no longer.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,3 +81,15 @@ def test_nothing_runs_that_cannot_be_watched_and_its_user_is_not_to_blame(
         alone.launch(tmp_path)
     assert alone.ended == [Exited("a", 127, "gpuslice: cannot start: [Errno 24] Too many open files")]
     assert children(former) == []
+
+
+def test_the_end_of_a_rank_that_is_gone_when_it_has_greeted_is_told_once_after_its_last_words(
+    alone: Alone,
+) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    for _ in range(2):
+        alone.node.watch_rank("a", 0, process.pid, b"a:0")
+    assert alone.ended == []  # a Bye may follow its Hello
+    alone.node.attend()
+    assert alone.ended == [RankGone("a", 0, pid=process.pid)]
