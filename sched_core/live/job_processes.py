@@ -199,9 +199,11 @@ class JobProcesses:
     def _launch_on(self, nodes: Sequence[str], job: Gang) -> None:
         """Start the command of ``job`` on some of its nodes, once it is known where its ranks meet."""
         first, *others = dict.fromkeys(self._nodes_of(job))
+        if not nodes:
+            return  # they are asked whether they have started it, and start it if they have not
         if not others:
             self._launch(first, job, job.program)
-        elif nodes:
+        else:
             self._meeting.setdefault((job.id, job.attempt), []).extend(nodes)
             self._node(first).find_port(job.id, job.attempt)
 
