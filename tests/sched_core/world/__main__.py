@@ -1,0 +1,47 @@
+"""Live through many worlds: ``python -m tests.sched_core.world --runs 2000 --seed 0``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from contextlib import nullcontext
+
+from .put_back import FAULTS, put_back
+from .record import Violation
+from .scenario import draw_scenario
+from .world import check
+
+
+def main() -> int:
+    """Return 1 if something has happened that must not."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sched_core.world", description=__doc__)
+    parser.add_argument("--runs", type=int, default=200, metavar="N", help="how many worlds")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the first; the others follow")
+    parser.add_argument("--verbose", action="store_true", help="print what came before each violation")
+    parser.add_argument("--put-back", default="", metavar="PAIR", help="with a fault that was mended")
+    parser.add_argument("--most", type=int, default=0, metavar="N", help="end after so many violations")
+    options = parser.parse_args()
+    faults = {fault.pair: fault for fault in FAULTS}
+    if options.put_back and options.put_back not in faults:
+        parser.error(f"there is no fault {options.put_back!r}; choose of {', '.join(faults)}")
+    found, began_s = Counter[str](), time.monotonic()
+    with put_back(faults[options.put_back]) if options.put_back else nullcontext():
+        for seed in range(options.seed, options.seed + options.runs):
+            try:
+                check(draw_scenario(seed))
+            except Violation as violation:
+                found[str(violation).partition(":")[0]] += 1
+                said = str(violation) if options.verbose else str(violation).partition(", after")[0]
+                print(f"seed {seed}: {said}", flush=True)
+                if found.total() == options.most:
+                    break
+    print(f"{seed + 1 - options.seed} runs, {found.total()} violations, {time.monotonic() - began_s:.0f} s")
+    for what, times in found.most_common():
+        print(f"{times:6} {what}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

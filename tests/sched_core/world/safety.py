@@ -1,0 +1,131 @@
+"""What must hold in every world, by what its ranks really do: checked whenever one of them does something."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from .ground import Ground
+from .scenario import JobPlan
+
+if TYPE_CHECKING:
+    from .launchers import Command, Run
+    from .ranks import RankProcess
+
+
+class Safety:
+    """Two are never on a device but by packing, nobody is started twice, and no state is dropped.
+
+    Parameters
+    ----------
+    ground
+        The world.
+    """
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._plans: dict[str, JobPlan] = {plan.spec.id: plan for plan in ground.scenario.jobs}
+        self._runs: dict[tuple[str, int], Run] = {}
+        self._ranks: dict[tuple[str, int], list[RankProcess]] = defaultdict(list)
+        self._expected: dict[tuple[str, int], int] = {}
+
+    def add(self, plan: JobPlan) -> None:
+        """Another job is to be submitted."""
+        self._plans[plan.spec.id] = plan
+
+    def run(self, job: str, attempt: int, ranks: int) -> Run:
+        """Return that attempt of ``job``, which the launchers of all its nodes share."""
+        from .launchers import Run
+
+        if (job, attempt) not in self._runs:
+            self._runs[job, attempt] = Run(self._ground, self, self._plans[job], attempt, ranks)
+        return self._runs[job, attempt]
+
+    def runs_on(self, node: str) -> list[Run]:
+        """Return the attempts with a command on ``node`` that runs."""
+        return [
+            run
+            for run in self._runs.values()
+            if any(one.machine.name == node and one.code is None for one in run.commands.values())
+        ]
+
+    def launched(self, command: Command, again: bool) -> None:
+        """A node was told to start a command."""
+        self._ground.record.note(command.job, command.attempt, "launched", command.machine.name)
+        if again:
+            raise self._violated("an attempt was launched twice on a node", command.job, command.attempt)
+
+    def started(self, process: RankProcess) -> None:
+        """A rank has begun: no process of another attempt is that rank, but one that is stopped for good."""
+        ours = self._ranks[process.job, process.rank]
+        ours[:] = [other for other in ours if other.alive]
+        for other in ours:
+            if other.attempt != process.attempt and not other.command.frozen:
+                raise self._violated("two processes are one rank", process.name, other.name)
+        ours.append(process)
+
+    def entered(self, process: RankProcess) -> None:
+        """A rank has something on its device from now on."""
+        shares = self._ground.scenario.shares
+        others = [
+            other
+            for ours in self._ranks.values()
+            for other in ours
+            if other is not process and other.device == process.device
+        ]
+        if any(other.job == process.job for other in others):
+            raise self._violated("two ranks of a job are on one device", process.name, *others)
+        if others and (
+            not shares or len({other.job for other in others}) > 1 or process.command.run.ranks > 1
+        ):
+            raise self._violated(
+                "two jobs are on one device", process.name, *(other.name for other in others)
+            )
+        twins = [
+            one
+            for one in self._ranks[process.job, process.rank]
+            if one is not process and one.device and not one.command.frozen
+        ]
+        if twins:
+            raise self._violated(
+                "two processes of one rank train", process.name, *(one.name for one in twins)
+            )
+
+    def parked(self, process: RankProcess, boundary: int) -> None:
+        """A rank has left its device: between two switches it has passed a boundary."""
+        if boundary <= process.parked_at:
+            raise self._violated("two switches without a boundary in between", process.name, boundary)
+        process.parked_at = boundary
+
+    def told_to_end(self, command: Command) -> None:
+        """A node was told to end a command: if that is for its next attempt, its state is not to be lost."""
+        run = command.run
+        key = run.job, run.attempt
+        if run.harmed or run.plan.spec.kill_when_late or key in self._expected:
+            return
+        ranks = [process for one in run.commands.values() for process in one.processes.values()]
+        if run.plan.spec.relaunch:
+            if run.newest > run.start or run.start:
+                self._expected[key] = run.newest
+            return
+        keepers = [rank for rank in ranks if not run.plan.spec.elastic or rank.rank == 0]
+        parked = {rank.standing.boundary if rank.alive and rank.standing else 0 for rank in keepers}
+        if parked and 0 not in parked:
+            self._expected[key] = max(parked)
+
+    def begins(self, run: Run) -> None:
+        """The ranks of an attempt are started."""
+        self._ground.record.note(run.job, run.attempt, "begins", run.start)
+        before = self._runs.get((run.job, run.attempt - 1))
+        expected = self._expected.get((run.job, run.attempt - 1))
+        if before is not None and expected is not None and not before.harmed and run.start < expected:
+            raise self._violated(
+                "the only copy of a state was dropped", run.job, run.attempt, run.start, expected
+            )
+
+    def left_over(self) -> list[str]:
+        """Return the ranks that still exist."""
+        return [one.name for ours in self._ranks.values() for one in ours if one.alive]
+
+    def _violated(self, what: str, *names: object) -> Exception:
+        return self._ground.record.violated(what, *names)

@@ -1,0 +1,211 @@
+"""What one world consists of and what happens in it, all drawn from its seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.types import DeviceName
+
+from .draws import Draws
+from .policies import NAMES
+
+#: After so long nothing goes wrong any more, and all do as they are told.
+CALM_S = 60.0
+#: After so long without a word a node is lost.
+LOST_AFTER_S = 8.0
+KINDS = ("one", "one", "gang", "gang", "joined", "relaunched", "series")
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """A job, and what its script really does.
+
+    Attributes
+    ----------
+    boundaries
+        After so many its training ends.
+    step_s
+        From one boundary to the next.
+    trainings
+        So many its command makes, one after another.
+    odd
+        Whether it can park at odd boundaries; else its ranks pass these by.
+    portable, bound
+        How often another process can go on from its snapshot, and how often it can resume only where it was.
+    """
+
+    spec: JobSpec
+    boundaries: int
+    step_s: float
+    trainings: int = 1
+    odd: bool = True
+    portable: float = 1.0
+    bound: float = 0.0
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the owner of ``job`` asks for, and when."""
+
+    when_s: float
+    job: str
+    what: str
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outage:
+    """From ``from_s`` on for ``for_s`` nothing is heard of a node; if it ``crashes`` it loses all."""
+
+    node: str
+    from_s: float
+    for_s: float
+    crashes: bool
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A world before its first event.
+
+    Attributes
+    ----------
+    restarts
+        When the scheduler ends, and how long nobody takes its place.
+    faults
+        Whether anything goes wrong and takes its own time.
+    """
+
+    seed: int
+    nodes: tuple[str, ...]
+    per_node: int
+    policy: str
+    placement: str = ""
+    shares: bool = False
+    prestart: int | None = None
+    quotas: dict[str, int] = field(default_factory=dict)
+    memory_bytes: int = 0
+    jobs: tuple[JobPlan, ...] = ()
+    wishes: tuple[Wish, ...] = ()
+    outages: tuple[Outage, ...] = ()
+    restarts: tuple[tuple[float, float], ...] = ()
+    faults: bool = True
+
+    @property
+    def devices(self) -> list[DeviceName]:
+        return [DeviceName("null", index).on(node) for node in self.nodes for index in range(self.per_node)]
+
+    def without_faults(self) -> Scenario:
+        """Return the same jobs and wishes in a world where nothing goes wrong."""
+        jobs = tuple(replace(job, portable=1.0, bound=0.0) for job in self.jobs)
+        return replace(self, jobs=jobs, outages=(), restarts=(), faults=False)
+
+
+def draw_scenario(seed: int) -> Scenario:
+    """Return the world of ``seed``."""
+    draws = Draws(seed)
+    nodes = draws.choice([("",), ("",), ("", "n1"), ("", "n1"), ("", "n1", "n2")], "nodes")
+    per_node = draws.choice([1, 2, 2, 3] if len(nodes) == 1 else [1, 2, 2], "per node")
+    policy = draws.choice(NAMES, "policy")
+    shares = policy == "restless" and draws.chance(0.3, "shares")
+    scenario = Scenario(
+        seed,
+        nodes,
+        per_node,
+        policy,
+        placement=draws.choice(["", "count", "spread"], "placement"),
+        shares=shares,
+        prestart=draws.choice([None, None, 0, 1, 2], "prestart"),
+        quotas={"t": 2} if draws.chance(0.3, "quotas") and len(nodes) * per_node > 1 else {},
+        memory_bytes=draws.choice([0, 8], "memory"),
+    )
+    jobs = tuple(_draw_job(draws, scenario, name) for name in "abcdef"[: draws.number(2, 6, "jobs")])
+    return replace(
+        scenario,
+        jobs=jobs,
+        wishes=tuple(sorted(_draw_wishes(draws, scenario, jobs), key=lambda wish: wish.when_s)),
+        outages=tuple(_draw_outages(draws, nodes)),
+        restarts=tuple(_draw_restarts(draws)),
+    )
+
+
+def _draw_job(draws: Draws, scenario: Scenario, name: str) -> JobPlan:
+    size, kind = len(scenario.nodes) * scenario.per_node, draws.choice(KINDS, name, "kind")
+    most = min(draws.choice([2, 3], name, "most"), scenario.per_node)
+    if (kind in ("joined", "relaunched") and most < 2) or (kind == "gang" and size < 2):
+        kind = "one"
+    elastic = kind in ("joined", "relaunched")
+    spec = JobSpec(
+        id=name,
+        submit_s=draws.between(0.0, 15.0, name, "submit"),
+        demand=min(size, draws.choice([2, 2, 3], name, "demand")) if kind == "gang" else 1,
+        max_demand=most if elastic else 0,
+        relaunch=kind == "relaunched",
+        tenant=draws.choice(["", "t"], name, "tenant"),
+        max_restarts=draws.choice([0, 2, 2], name, "restarts"),
+        boundary_timeout_s=draws.choice([0.0, 4.0, 30.0], name, "timeout"),
+        kill_when_late=draws.chance(0.2, name, "kill"),
+        trial_batches=draws.choice([0, 0, 0, 2], name, "trial"),
+        # Unasked, it could save no checkpoint.
+        grace_s=3.0 if kind == "relaunched" else draws.choice([0.0, 3.0], name, "grace"),
+        deadlines=((draws.between(10.0, 60.0, name, "deadline"), 1.0),)
+        if draws.chance(0.2, name, "due")
+        else (),
+        device_memory_bytes=draws.choice([0, 2, 4], name, "memory"),
+        max_steps=draws.choice([0, 0, 0, 6], name, "max steps"),
+    )
+    if (quota := scenario.quotas.get(spec.tenant)) is not None and spec.ranks > quota:
+        spec = _of_nobody(spec)
+    return JobPlan(
+        spec,
+        boundaries=draws.number(6, 30, name, "boundaries"),
+        step_s=draws.between(0.1, 0.8, name, "step"),
+        trainings=draws.choice([2, 3], name, "trainings") if kind == "series" else 1,
+        odd=draws.chance(0.8, name, "odd"),
+        portable=draws.choice([1.0, 1.0, 0.6, 0.0], name, "portable"),
+        bound=draws.choice([0.0, 0.0, 0.3], name, "bound"),
+    )
+
+
+def _of_nobody(spec: JobSpec) -> JobSpec:
+    return JobSpec(**{name: getattr(spec, name) for name in spec.__struct_fields__} | {"tenant": ""})
+
+
+def _draw_wishes(draws: Draws, scenario: Scenario, jobs: tuple[JobPlan, ...]) -> list[Wish]:
+    devices = [str(device) for device in scenario.devices]
+    found: list[Wish] = []
+    for job in jobs:
+        name = job.spec.id
+        for number in range(draws.choice([0, 1, 2, 4], name, "wishes")):
+            key = (name, "wish", number)
+            what = draws.choice(
+                ["hold", "release", "hold", "release", "move", "move", "move", "weigh", "cancel"], key
+            )
+            if what == "cancel" and draws.chance(0.6, key, "no"):
+                what = "move"
+            onto = tuple(draws.sample(devices, job.spec.demand, key, "onto")) if what == "move" else ()
+            found.append(Wish(draws.between(2.0, CALM_S - 5.0, key, "when"), name, what, onto))
+    return found
+
+
+def _draw_outages(draws: Draws, nodes: tuple[str, ...]) -> list[Outage]:
+    found: list[Outage] = []
+    for node in nodes[1:]:
+        from_s = 0.0
+        for number in range(draws.choice([0, 0, 1, 2], node, "outages")):
+            from_s += draws.between(5.0, 20.0, node, number, "from")
+            for_s = draws.between(0.5, 3.0 * LOST_AFTER_S, node, number, "for")
+            crashes = draws.chance(0.3, node, number, "crashes")
+            found.append(Outage(node, from_s, for_s, crashes))
+            from_s += for_s
+    return [outage for outage in found if outage.from_s + outage.for_s < CALM_S - 2.0]
+
+
+def _draw_restarts(draws: Draws) -> list[tuple[float, float]]:
+    found, when_s = list[tuple[float, float]](), 0.0
+    for number in range(draws.choice([0, 0, 1, 2], "restarts")):
+        when_s += draws.between(3.0, 20.0, "restart", number)
+        away_s = draws.choice([0.0, 0.5, 6.0, 12.0], "restart", number, "away")
+        found.append((when_s, away_s))
+        when_s += away_s
+    return [(when_s, away_s) for when_s, away_s in found if when_s + away_s < CALM_S - 2.0]

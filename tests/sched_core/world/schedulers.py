@@ -1,0 +1,256 @@
+"""One scheduler: a core with what carries out its commands, as ``live.scheduler`` has it, in virtual time.
+
+All that a world knows of a core is in here: another core needs another class with these methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from gpuslice import wire
+from gpuslice.errors import GpusliceError
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import (
+    Command,
+    Compute,
+    Computed,
+    Event,
+    Kill,
+    Launch,
+    Limited,
+    Noted,
+    Notice,
+    RankGone,
+    Reported,
+    Submitted,
+    Tell,
+    WakeAt,
+    Woken,
+    decode,
+    encode,
+)
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.places import processes_of
+from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.live.job_processes import JobProcesses
+from gpuslice.sched_core.live.rank_sessions import RankSessions
+from gpuslice.sched_core.nodes.local_node import LocalNode
+from gpuslice.sched_core.nodes.node import Connection, Reports
+
+from .ground import Ground
+from .nodes import Machine, RemoteNodes
+from .policies import policy_of
+from .scenario import Scenario
+
+MakeCore = Callable[[Scenario], Core]
+_PROGRAM = Program(("python", "train.py"), "/")
+_COMPUTE_S = 0.5
+
+
+class Outcome(NamedTuple):
+    """How far a job has come, as ``ps`` shows it."""
+
+    state: str
+    ended: bool
+    failure: str
+    attempts: int
+
+
+class Past(NamedTuple):
+    """An event of the journal, when it happened, and what followed from it."""
+
+    event: bytes
+    when_s: float
+    commands: tuple[Command, ...]
+
+
+def todays_core(scenario: Scenario) -> Core:
+    """Return the core of today for ``scenario``."""
+    policy = policy_of(scenario.policy, scenario.seed, scenario.placement, shares=scenario.shares)
+    return Core(scenario.devices, policy, quotas=scenario.quotas, memory_bytes=scenario.memory_bytes)
+
+
+class Journal:
+    """The events of all schedulers so far; heartbeats from which nothing followed are thinned as on disk."""
+
+    def __init__(self) -> None:
+        self.past: list[Past] = []
+        self._heartbeats: dict[tuple[str, int], Past] = {}
+
+    def append(self, event: Event, when_s: float, commands: Sequence[Command]) -> None:
+        """Write an event down."""
+        written = Past(encode(event), when_s, tuple(commands))
+        if not commands and isinstance(event, Reported) and isinstance(event.message, wire.Progress):
+            self._heartbeats.pop((event.job, event.rank), None)
+            self._heartbeats[event.job, event.rank] = written
+            return
+        self.past += [*self._heartbeats.values(), written]
+        self._heartbeats.clear()
+
+    def lose_tail(self) -> None:
+        """Lose what was not written yet."""
+        self._heartbeats.clear()
+
+
+class Scheduler:
+    """See above. With a journal it becomes the scheduler that wrote it.
+
+    Parameters
+    ----------
+    ground
+        The world.
+    make_core
+        Makes the core.
+    journal
+        What has happened so far.
+    local, remote
+        The nodes.
+    """
+
+    def __init__(
+        self,
+        ground: Ground,
+        make_core: MakeCore,
+        journal: Journal,
+        local: Machine,
+        remote: RemoteNodes | None,
+    ) -> None:
+        self._ground, self._journal = ground, journal
+        self._core = make_core(ground.scenario)
+        self._closed, self._wakes = False, 0
+        #: The processes whose end has been told: a node may tell it again when one greets and is gone.
+        self._ends: set[int] = set()
+        self.remote = remote
+        self._processes = JobProcesses(self._core, self.occur, _environ)
+        self._sessions = RankSessions(
+            self._processes.send, self.handle, self._processes.greeted, self._processes_of
+        )
+        reports = Reports(
+            self._hear, self._processes.ended, self._processes.missing, self._processes.port_found
+        )
+        self._processes.begin(cast(LocalNode, local), cast(Any, remote), reports, self._sessions.forget)
+        self._take_over()
+        local.open(reports)
+
+    def close(self) -> None:
+        """Do nothing any more; what was not written down is lost."""
+        self._closed = True
+        self._journal.lose_tail()
+        if self.remote is not None:
+            self.remote.transfers.close()
+
+    def submit(self, spec: JobSpec) -> None:
+        """Accept a job."""
+        self.handle(Submitted(spec, _PROGRAM))
+
+    def limit_prestart(self, jobs: int) -> None:
+        """Start at most so many jobs beyond those that run."""
+        self.handle(Limited(jobs))
+
+    def outcome(self, job: str) -> Outcome:
+        """Return what ``ps`` shows of ``job``."""
+        found = self._core.jobs[job]
+        gone = found.processes_gone and found.state.ended
+        return Outcome(found.state.value, gone, found.failure, found.attempt + 1)
+
+    def handle(self, event: Event) -> None:
+        """Have the core decide on ``event``, and carry out what it says.
+
+        Raises
+        ------
+        GpusliceError
+            If that is impossible.
+        """
+        if self._closed:
+            return
+        written, now_s = encode(event), self._ground.loop.now_s
+        try:
+            commands = self._core.handle(decode(written), now_s)
+            self._core.check()
+        except GpusliceError:
+            raise
+        except Exception as error:
+            raise self._ground.record.violated(
+                "the core failed", type(event).__name__, repr(error)
+            ) from error
+        self._journal.append(event, now_s, commands)
+        if isinstance(event, RankGone):
+            self._ends.add(event.pid)
+        for command in commands:
+            if isinstance(command, Tell):
+                self._sessions.tell(command)
+            elif isinstance(command, WakeAt):
+                self._wake_at(command.when_s)
+        for command in commands:
+            self._perform(command)
+
+    def occur(self, event: Event) -> bool:
+        """Handle what happened though nobody said it: the core has to take it, the end of a process once."""
+        try:
+            self.handle(event)
+        except GpusliceError as error:
+            if isinstance(event, RankGone) and event.pid in self._ends:
+                return False
+            raise self._ground.record.violated("the core rejected", event, error.message) from error
+        return True
+
+    def _hear(self, connection: Connection, pid: int, frame: bytes) -> None:
+        if not self._closed:
+            self._sessions.hear(connection, pid, frame)
+
+    def _processes_of(self, job: str, rank: int) -> list[int]:
+        found = self._core.jobs.get(job)
+        return [] if found is None else processes_of(found, rank)
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Launch():
+                self._processes.launch(command)
+            case Kill():
+                self._processes.end(command.job, at_once=command.at_once)
+            case Compute():
+                answer = Computed(command.number, answer=command.task.compute())
+                self._ground.loop.after(_COMPUTE_S, lambda: self.handle(answer))
+            case Notice():
+                if command.what == "policy_failed":
+                    raise self._ground.record.violated("the policy failed", command.details)
+                self._ground.record.tell(command.job, command.what)
+                self.handle(Noted(command.what, command.job, command.details))
+
+    def _wake_at(self, when_s: float | None) -> None:
+        self._wakes += 1
+        if when_s is not None:
+            number = self._wakes
+            self._ground.loop.at(when_s, lambda: self._wake(number))
+
+    def _wake(self, number: int) -> None:
+        if number == self._wakes and not self._closed:
+            self.occur(Woken())
+
+    def _take_over(self) -> None:
+        """Live through the journal: the same commands follow from the same events."""
+        wake_s: float | None = None
+        for past in self._journal.past:
+            event = decode(past.event)
+            commands = self._core.handle(event, past.when_s)
+            if isinstance(event, RankGone):
+                self._ends.add(event.pid)
+            if tuple(commands) != past.commands:
+                raise self._ground.record.violated(
+                    "replayed it is another core", event, past.commands, commands
+                )
+            for command in commands:
+                wake_s = command.when_s if isinstance(command, WakeAt) else wake_s
+        self._wake_at(wake_s)
+
+    def seek(self) -> None:
+        """See what became of the jobs that another scheduler has started."""
+        for job in [job for job in self._core.jobs.values() if not job.processes_gone]:
+            self._processes.find(job)
+        if (left := self._core.planning.computations.unanswered) is not None:
+            self._perform(left)
+
+
+def _environ(spec: JobSpec, ranks: int, program: Program) -> Mapping[str, str]:
+    return {"RANKS": str(ranks)}

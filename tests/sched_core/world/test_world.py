@@ -1,0 +1,26 @@
+"""Whole worlds in virtual time: what must hold does, whatever goes wrong, and every job ends at last."""
+
+from __future__ import annotations
+
+import pytest
+
+from .draws import Draws
+from .scenario import draw_scenario
+from .world import check
+
+WORLDS = 24
+
+
+@pytest.mark.parametrize("first", range(0, WORLDS, 8))
+def test_whatever_goes_wrong_it_is_safe_and_every_job_ends(first: int) -> None:
+    for seed in range(first, first + 8):
+        check(draw_scenario(seed))
+
+
+def test_what_chance_decides_depends_on_what_it_is_for_and_not_on_what_came_before() -> None:
+    one, other = Draws(7), Draws(7)
+    other.unit("something", "else")
+    assert one.unit("a", 0, "suspend", 3) == other.unit("a", 0, "suspend", 3)
+    assert one.unit("a", 0, "suspend", 3) != one.unit("a", 0, "suspend", 4)
+    assert sum(one.chance(0.3, number) for number in range(1000)) in range(250, 350)
+    assert sorted(one.sample("abc", 3, "key")) == ["a", "b", "c"]

@@ -1,0 +1,264 @@
+"""A whole world: one scheduler after another, jobs, nodes, owners and faults, until every job has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from gpuslice.errors import GpusliceError, IllegalTransitionError, UsageError
+from gpuslice.sched_core.core.events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
+from gpuslice.sched_core.job import JobSpec
+
+from .ground import Ground
+from .nodes import RECONNECT_S, Machine, RemoteNode, RemoteNodes
+from .safety import Safety
+from .scenario import CALM_S, LOST_AFTER_S, JobPlan, Outage, Scenario, Wish
+from .schedulers import Journal, MakeCore, Outcome, Scheduler, todays_core
+from .states import Transfers
+
+#: As in ``nodes.lease``: for so much of that time jobs may run on a node that hears nothing.
+_LEASE_SHARE = 0.9
+#: So long nobody may pass a boundary, once all is calm: a gang may wait 300 s for a rank that never comes.
+_STANDSTILL_S = 400.0
+#: So many times the boundaries of all jobs may be passed.
+_REPEATS = 6
+_PROBE = "probe"
+
+
+class World:
+    """See above.
+
+    Parameters
+    ----------
+    scenario
+        What happens.
+    make_core
+        Makes the core of each scheduler.
+    """
+
+    def __init__(self, scenario: Scenario, make_core: MakeCore = todays_core) -> None:
+        self.ground = ground = Ground(scenario)
+        self.scenario, self._make_core = scenario, make_core
+        self.safety = Safety(ground)
+        pids = count(100)
+        self._machines = {
+            name: Machine(ground, self.safety, name, lambda: next(pids)) for name in scenario.nodes
+        }
+        self._down: set[str] = set()
+        self._losses = count()
+        self._journal = Journal()
+        self._transfers: dict[str, int] = {}
+        self._held: set[str] = set()
+        self._submitted: list[str] = []
+        self.scheduler: Scheduler | None = None
+        self._begin_scheduler()
+        if scenario.prestart is not None:
+            self._now.limit_prestart(scenario.prestart)
+        for plan in scenario.jobs:
+            ground.loop.at(plan.spec.submit_s, self._when_served(lambda plan=plan: self._submit(plan)))
+        for wish in scenario.wishes:
+            ground.loop.at(wish.when_s, lambda wish=wish: self._ask(wish))
+        for outage in scenario.outages:
+            ground.loop.at(outage.from_s, lambda outage=outage: self._cut_off(outage))
+        for when_s, away_s in scenario.restarts:
+            ground.loop.at(when_s, self._end_scheduler)
+            ground.loop.at(when_s + away_s, self._begin_scheduler)
+
+    @property
+    def _now(self) -> Scheduler:
+        assert self.scheduler is not None
+        return self.scheduler
+
+    def run(self) -> dict[str, Outcome]:
+        """Live until every job has ended, and return how; then see that no device is taken.
+
+        Raises
+        ------
+        Violation
+            If something has happened that must not, or nothing happens any more that must.
+        """
+        calm_s = CALM_S if self.scenario.faults else max(plan.spec.submit_s for plan in self.scenario.jobs)
+        self.ground.loop.at(calm_s, lambda: None)
+        while self.ground.loop.now_s < calm_s:
+            self._step()
+        self._release()
+        most = self.ground.record.boundaries + _REPEATS * sum(
+            (plan.boundaries + 1) * plan.spec.ranks * plan.trainings for plan in self.scenario.jobs
+        )
+        self._until(lambda: all(self._now.outcome(job).ended for job in self._submitted), most)
+        outcomes = {job: self._now.outcome(job) for job in self._submitted}
+        self._probe()
+        return outcomes
+
+    def _until(self, done: Callable[[], bool], most: int) -> None:
+        record, loop = self.ground.record, self.ground.loop
+        record.progress_s = loop.now_s
+        while not done():
+            left = [job for job in self._submitted if not self._now.outcome(job).ended]
+            if not self._step() or loop.now_s > record.progress_s + _STANDSTILL_S:
+                raise record.violated("jobs wait for ever", *((job, self._now.outcome(job)) for job in left))
+            if record.boundaries > most:
+                raise record.violated("jobs do not get on", *((job, self._now.outcome(job)) for job in left))
+
+    def _step(self) -> bool:
+        stepped = self.ground.loop.step()
+        self.ground.record.check()
+        return stepped
+
+    def _probe(self) -> None:
+        """Have a job train on all devices: none of them is still taken."""
+        record, size = self.ground.record, len(self.scenario.devices)
+        if left := self.safety.left_over():
+            raise record.violated("processes are left", *left)
+        spec = JobSpec(id=_PROBE, submit_s=self.ground.loop.now_s, demand=size, boundary_timeout_s=0.0)
+        self._submit(JobPlan(spec, boundaries=3, step_s=0.1))
+        self._until(lambda: self._now.outcome(_PROBE).ended, record.boundaries + 4 * size)
+        if self._now.outcome(_PROBE).state != "succeeded":
+            raise record.violated("a device is taken", self._now.outcome(_PROBE))
+
+    # Jobs and owners.
+
+    def _when_served(self, act: Callable[[], object]) -> Callable[[], None]:
+        """Return ``act``, put off for as long as there is no scheduler."""
+
+        def do() -> None:
+            if self.scheduler is None:
+                self.ground.loop.after(1.0, do)
+            else:
+                act()
+
+        return do
+
+    def _submit(self, plan: JobPlan) -> None:
+        self.safety.add(plan)
+        self._now.submit(plan.spec)
+        self._submitted.append(plan.spec.id)
+
+    def _ask(self, wish: Wish) -> None:
+        if self.scheduler is None or wish.job not in self._submitted:
+            return
+        request: OwnerRequest
+        match wish.what:
+            case "hold":
+                request = Held(wish.job)
+            case "release":
+                request = Released(wish.job)
+            case "move":
+                request = Moved(wish.job, wish.devices)
+            case "weigh":
+                request = Weighted(wish.job, 2.0)
+            case _:
+                request = Cancelled(wish.job, "enough")
+        if self._requested(request):
+            self.ground.record.note(wish.job, 0, "asked", wish.what)
+
+    def _requested(self, request: OwnerRequest) -> bool:
+        """Ask for something; return False if that is impossible now."""
+        try:
+            self._now.handle(request)
+        except (IllegalTransitionError, UsageError):
+            return False
+        (self._held.add if isinstance(request, Held) else lambda job: None)(request.job)
+        if isinstance(request, Released):
+            self._held.discard(request.job)
+        return True
+
+    def _release(self) -> None:
+        """Have the owners release their jobs, again as long as that is impossible."""
+        for job in sorted(self._held):
+            if self._now.outcome(job).ended or self._requested(Released(job)):
+                self._held.discard(job)
+        if self._held:
+            self.ground.loop.after(1.0, self._release)
+
+    # Schedulers and nodes.
+
+    def _begin_scheduler(self) -> None:
+        nodes = {name: RemoteNode(self.ground, machine) for name, machine in self._machines.items() if name}
+        remote = None
+        if nodes:
+            transfers = Transfers(self.ground, self._down.__contains__, self._transfers)
+            remote = RemoteNodes(nodes, transfers)
+        self.scheduler = Scheduler(self.ground, self._make_core, self._journal, self._machines[""], remote)
+        self.scheduler.seek()
+        for name in nodes:
+            if name in self._down:
+                self._expect(name)
+            else:
+                self._reconnect(name)
+
+    def _end_scheduler(self) -> None:
+        """The scheduler dies, and all connections with it."""
+        self.ground.record.note("", 0, "the scheduler ends")
+        self._now.close()
+        if (remote := self._now.remote) is not None:
+            for node in remote.nodes.values():
+                node.leave()
+        self._machines[""].close()
+        self.scheduler = None
+
+    def _reconnect(self, name: str) -> None:
+        """Have the agent of a node connect to the scheduler of now."""
+        scheduler = self.scheduler
+        delay_s = self.ground.draws.between(0.0, RECONNECT_S, name, "joins", next(self._losses))
+
+        def join() -> None:
+            if scheduler is not None and scheduler is self.scheduler and name not in self._down:
+                assert scheduler.remote is not None
+                scheduler.remote.join(scheduler.remote.nodes[name])
+
+        self.ground.loop.after(delay_s if self.scenario.faults else 0.0, join)
+
+    def _expect(self, name: str) -> None:
+        """Take a node for lost if it is still down when the scheduler of now has waited long enough."""
+        scheduler, loss = self.scheduler, self._outage(name)
+
+        def lose() -> None:
+            if scheduler is not None and scheduler is self.scheduler and self._outage(name) == loss:
+                assert scheduler.remote is not None
+                scheduler.remote.lose(scheduler.remote.nodes[name])
+
+        self.ground.loop.after(LOST_AFTER_S, lose)
+
+    def _outage(self, name: str) -> Outage | None:
+        now_s = self.ground.loop.now_s
+        found = (
+            o for o in self.scenario.outages if o.node == name and o.from_s <= now_s < o.from_s + o.for_s
+        )
+        return next(found, None)
+
+    def _cut_off(self, outage: Outage) -> None:
+        """Nothing is heard of a node; its lease ends, and at last it is back."""
+        name, machine = outage.node, self._machines[outage.node]
+        self.ground.record.note("", 0, "node is cut off", (name, outage.for_s, outage.crashes))
+        self._down.add(name)
+        for run in self.safety.runs_on(name):
+            run.harmed = True
+        if self.scheduler is not None and self.scheduler.remote is not None:
+            self.scheduler.remote.nodes[name].leave()
+            self._expect(name)
+        if outage.crashes:
+            machine.crash()
+        self.ground.loop.after(_LEASE_SHARE * LOST_AFTER_S, lambda: self._freeze(outage))
+        self.ground.loop.at(outage.from_s + outage.for_s, lambda: self._come_back(name))
+
+    def _freeze(self, outage: Outage) -> None:
+        """Stop the jobs that may be started elsewhere: the node has no lease any more."""
+        if self._outage(outage.node) == outage:
+            for command in self._machines[outage.node].commands.values():
+                command.frozen = command.leased and command.code is None
+
+    def _come_back(self, name: str) -> None:
+        self.ground.record.note("", 0, "node is back", name)
+        self._down.discard(name)
+        self._reconnect(name)
+
+
+def check(scenario: Scenario, make_core: MakeCore = todays_core) -> World:
+    """Live through ``scenario``, and return the world at its end."""
+    world = World(scenario, make_core)
+    try:
+        world.run()
+    except GpusliceError as error:
+        raise world.ground.record.violated("an error", repr(error)) from error
+    return world
