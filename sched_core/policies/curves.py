@@ -32,11 +32,11 @@ class LossCurve(msgspec.Struct, frozen=True):
     floor: float
 
     def at(self, progress_s: float) -> float:
-        """The loss after ``progress_s``."""
+        """Return the loss after ``progress_s``."""
         return 1.0 / (self.slope * progress_s + self.start) + self.floor
 
     def ends_at_s(self, left: float) -> float:
-        """Progress at which the loss has come down to ``left`` of its first height above the floor."""
+        """Return the progress at which the loss is down to ``left`` of its first height above the floor."""
         return self.start * (1.0 / left - 1.0) / self.slope
 
 
@@ -49,7 +49,7 @@ class LossHistory:
         self._stale = False
 
     def add(self, progress_s: float, loss: float) -> None:
-        """Note a loss, if there was progress since the last one."""
+        """Add a loss, unless there was no progress since the last one."""
         if self._points and progress_s <= self._points[-1][0]:
             return
         self._points.append((progress_s, loss))
@@ -59,33 +59,36 @@ class LossHistory:
 
     @property
     def drop(self) -> float:
-        """The largest decrease so far; for scaling losses of different jobs."""
+        """Return the largest decrease of the loss so far, by which losses of different jobs are scaled."""
         losses = [loss for _, loss in self._points]
         return max(losses) - min(losses) if losses else 0.0
 
     @property
     def points(self) -> Sequence[tuple[float, float]]:
-        """The (progress, loss) pairs that are kept."""
+        """Return the (progress, loss) pairs that are kept."""
         return self._points
 
     @property
     def stale(self) -> bool:
-        """Whether points came that the curve does not know of."""
+        """Return True if points were added since the curve was fitted."""
         return self._stale
 
     def curve_is(self, curve: LossCurve | None) -> None:
-        """Take ``curve`` for the best one through the present points."""
+        """Set the fitted curve of the present points."""
         self._curve, self._stale = curve, False
 
     def curve(self) -> LossCurve | None:
-        """The best curve, or ``None`` with too few points or a loss that does not fall."""
+        """Return the fitted curve. Return None with too few points or a loss that does not fall."""
         if self._stale:
             self.curve_is(fit_loss(self._points))
         return self._curve
 
 
 def refit(histories: Iterable[LossHistory]) -> None:
-    """Fit all curves that points were added to since; together that takes a fraction of the time."""
+    """Fit all curves that have new points.
+
+    Fitting them together takes a fraction of the time.
+    """
     stale = [history for history in histories if history.stale]
     for first in range(0, len(stale), _TOGETHER):
         some = stale[first : first + _TOGETHER]
@@ -94,12 +97,14 @@ def refit(histories: Iterable[LossHistory]) -> None:
 
 
 def fit_loss(points: Sequence[tuple[float, float]]) -> LossCurve | None:
-    """The curve through the (progress in seconds, loss) pairs of one job, see ``fit_losses``."""
+    """Return the curve through one job's (progress in seconds, loss) pairs; see `fit_losses`."""
     return fit_losses([points])[0]
 
 
 def fit_losses(jobs: Sequence[Sequence[tuple[float, float]]]) -> list[LossCurve | None]:
-    """Weighted least squares on 1 / (loss − floor), linear in progress, over a refined grid of floors.
+    """Fit a curve to the pairs of each job.
+
+    Weighted least squares on 1 / (loss − floor), linear in progress, over a refined grid of floors.
 
     Every number comes from single additions, multiplications and divisions in a fixed order, so it does not
     depend on the machine nor on which jobs are fitted together.
@@ -145,7 +150,7 @@ class _FloorSearch:
         self._best = np.full((3, len(jobs)), np.nan)
 
     def refine(self) -> None:
-        """Try a grid of floors, and narrow it to the neighbours of the best."""
+        """Try a grid of floors, and narrow the range to the neighbours of the best."""
         step = (self._high - self._low) / _GRID
         floors = np.minimum(self._low[:, None] + step[:, None] * np.arange(_GRID + 1.0), self._top[:, None])
         slope, start, error = self._lines(floors)
@@ -158,14 +163,17 @@ class _FloorSearch:
         self._low, self._high = np.maximum(0.0, floor - step), np.minimum(self._top, floor + step)
 
     def curves(self) -> list[LossCurve | None]:
-        """What was found, in order of the jobs."""
+        """Return the fitted curve of each job, in the order given."""
         return [
             LossCurve(slope, start, floor) if math.isfinite(error) else None
             for error, slope, start, floor in zip(self._error.tolist(), *self._best.tolist(), strict=True)
         ]
 
     def _lines(self, floors: Floats) -> tuple[Floats, Floats, Floats]:
-        """Slope, start and squared error with each of ``floors``; infinite if it is no falling curve."""
+        """Return slope, start and squared error of the line for each floor.
+
+        The error is infinite if the curve rises.
+        """
         height = self._loss - floors
         y = 1.0 / height
         # Weights turn errors of 1 / height back into errors of the loss, to first order.
@@ -186,6 +194,6 @@ class _FloorSearch:
 
 
 def _sum(terms: Floats) -> Floats:
-    """Over the points of each job, first to last."""
+    """Return each job's sum over its points, added up in order."""
     total: Floats = np.add.reduce(terms, axis=0)
     return total

@@ -75,7 +75,7 @@ class Drf(StartingPolicy):
         return first[min(first, key=lambda tenant: (self._dominant(tenant), tenant))]
 
     def _undecided(self, first: Mapping[str, Choice]) -> Iterator[Job]:
-        """Who waits, tenant by tenant, each until ``first`` has one of its jobs."""
+        """Yield the waiting jobs of each tenant until ``first`` has one of that tenant's jobs."""
         for tenant, line in self._lines.items():
             for job in line.values():
                 if tenant in first:

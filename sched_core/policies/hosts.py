@@ -32,12 +32,12 @@ class Hosts:
         self.left = [list(self.capacity) for _ in cluster.node_sizes]
 
     def needs(self, job: Job) -> tuple[float, float]:
-        """What the whole job takes: CPUs, bytes; 0 of what is not limited."""
+        """Return the CPUs and bytes that the whole job takes. Return 0 for what is not limited."""
         asked = (float(job.spec.cpus), float(job.spec.memory_bytes))
         return (asked[0] if self.capacity[0] else 0.0, asked[1] if self.capacity[1] else 0.0)
 
     def shares(self, job: Job) -> tuple[float, float, float]:
-        """The job's share of the cluster's devices, CPUs and memory."""
+        """Return the job's share of the cluster's devices, CPUs and memory."""
         cpus, memory_bytes = (
             need / (capacity * self._nodes) if capacity else 0.0
             for need, capacity in zip(self.needs(job), self.capacity, strict=True)
@@ -45,7 +45,7 @@ class Hosts:
         return job.demand / self._cluster.size, cpus, memory_bytes
 
     def fits(self, job: Job, devices: Sequence[int]) -> bool:
-        """Whether the nodes of ``devices`` have enough left for ``job``."""
+        """Return True if the nodes of ``devices`` have enough left for ``job``."""
         return all(
             part <= left + 1e-9
             for node, parts in self._parts(job, devices).items()
@@ -53,13 +53,13 @@ class Hosts:
         )
 
     def take(self, job: Job, devices: Sequence[int], sign: int = 1) -> None:
-        """Book what ``job`` uses on ``devices``; with ``sign`` −1 give it back."""
+        """Book what ``job`` uses on ``devices``. With ``sign`` −1 give it back."""
         for node, parts in self._parts(job, devices).items():
             for kind, part in enumerate(parts):
                 self.left[node][kind] -= sign * part
 
     def check(self, job: Job) -> None:
-        """Refuse a job that no placement could ever satisfy.
+        """Raise an error if no placement could ever satisfy the job.
 
         Raises
         ------

@@ -59,10 +59,13 @@ class MarginalPolicy(ABC):
 
     @abstractmethod
     def urgency(self, job: Job, have: int, get: int, view: View) -> Urgency:
-        """Of raising ``job`` from ``have`` to ``get`` devices; it must not change while ``job`` waits."""
+        """Return the gain of raising ``job`` from ``have`` to ``get`` devices.
+
+        It must not change while ``job`` waits.
+        """
 
     def plan(self, view: View) -> Plan:
-        """Allocate anew if the interval is over, else only what is free."""
+        """Allocate all devices anew if the interval is over, else only the free ones."""
         self._follow(view)
         if view.now_s >= self._next_s:
             self._observe(view)
@@ -75,7 +78,7 @@ class MarginalPolicy(ABC):
         return Plan(self._decided(view, counts), wake_at_s)
 
     def _follow(self, view: View) -> None:
-        """Take in what happened."""
+        """Take in what happened since the last plan."""
         if view.changes.reset:
             # What was seen of jobs is not forgotten.
             self.losses = {name: seen for name, seen in self.losses.items() if name in view.jobs}
@@ -119,18 +122,18 @@ class MarginalPolicy(ABC):
         self.speeds[job.id].learn(view.throughput.speeds(job))
 
     def _gains(self, job: Job, get: int) -> bool:
-        """Whether ``job`` may have ``get`` devices, and is faster on them than on one less."""
+        """Return True if ``job`` may have ``get`` devices and is faster than on one less."""
         return get <= job.most and self.speeds[job.id].gains(get, job.demand)
 
     def _widest(self, job: Job) -> int:
-        """The most devices that ``job`` can make use of."""
+        """Return the largest number of devices that ``job`` can use."""
         count = job.least
         while self._gains(job, count + 1):
             count += 1
         return count
 
     def _anew(self, view: View) -> dict[str, int]:
-        """Devices of all who shall run."""
+        """Return the number of devices of each job that shall run."""
         if self._usable <= view.cluster.size:
             return {job.id: self._widest(job) for job in view.jobs.values()}
         refit(self.losses[name] for name in self._running)
@@ -145,7 +148,7 @@ class MarginalPolicy(ABC):
     def _allocated(
         self, view: View, steps: list[Step], left: int, *, between: bool = False
     ) -> dict[str, int]:
-        """Devices by job: ``left`` devices, step by step to the most urgent of ``steps`` and who waits.
+        """Return numbers of devices: ``left`` devices go one step at a time to the most urgent job.
 
         ``between`` intervals nobody makes room, so who needs one node and finds none is passed over.
         """
@@ -168,11 +171,13 @@ class MarginalPolicy(ABC):
         return counts
 
     def _finds_no_node(self, job: Job) -> bool:
-        """Whether ``job`` waits, needs one node, and no node has its least number of devices now."""
+        """Return True if ``job`` waits for one node, and no node has its least number of devices now."""
         return bool(job.within) and not job.running and most_on_one_node(job, self._free) < job.least
 
     def _decided(self, view: View, counts: dict[str, int]) -> list[Decision]:
-        """What brings ``counts`` about: whoever keeps its number stays; the largest others come first.
+        """Return decisions that bring about ``counts``.
+
+        A job that keeps its number stays; then the largest come first.
 
         Before these come jobs that need one node, first those that run: they have the least choice. Last
         come those that are to have nothing: they stay if whoever was to have their devices found no node.
@@ -197,13 +202,13 @@ class MarginalPolicy(ABC):
         return [decision for _, decision in sorted(decisions, key=lambda item: item[0])]
 
     def _devices(self, job: Job, count: int) -> tuple[int, ...] | None:
-        """So many devices for ``job``."""
+        """Return ``count`` devices for ``job``, with 0 those that it holds. Return None if they are taken."""
         if not count:
             return job.placement if job.running and self._free.has(job.placement) else None
         return self._on_one_node(job, count) if job.within else fewest_nodes(count, self._free)
 
     def _on_one_node(self, job: Job, count: int) -> tuple[int, ...] | None:
-        """So many devices for ``job``, which needs one node, or as many as a node has.
+        """Return ``count`` devices of one node, or as many as a node has.
 
         While it runs it grows on its own node, and leaves that only if it would have to shrink there.
         """

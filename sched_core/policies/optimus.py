@@ -41,7 +41,7 @@ class Optimus(MarginalPolicy):
         self._newcomer_s = newcomer_s
 
     def left_s(self, job: Job, view: View) -> float:
-        """Expected work left, in seconds of a dedicated run."""
+        """Return the expected remaining work, in seconds of a dedicated run."""
         curve = self.losses[job.id].curve()
         if curve is None:
             return self._newcomer_s

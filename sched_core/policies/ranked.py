@@ -55,37 +55,43 @@ class RankedPolicy(ABC, Generic[E]):
 
     @abstractmethod
     def waiting_key(self, entry: E, view: View) -> Key:
-        """The key of an entry that waits: it arrived, or is known from before a reset."""
+        """Return the key of a waiting entry: it arrived, or is known from before a reset."""
 
     def running_key(self, entry: E, view: View) -> Key:
-        """The key of an entry that runs, after a reset."""
+        """Return the key of a running entry, after a reset."""
         return self.waiting_key(entry, view)
 
     def reset_order(self, jobs: Iterable[Job]) -> Iterable[Job]:
-        """In which order ``jobs``, which are in order of arrival, get their keys after a reset."""
+        """Return the order in which ``jobs`` get their keys after a reset. They come in order of arrival."""
         return jobs
 
     def admitted(self, entry: E, view: View) -> None:
-        """Fill in a new entry before its first key; after a reset the job may have run before."""
+        """Fill in a new entry before its first key.
+
+        After a reset the job may have run before.
+        """
 
     def begun(self, entry: E, view: View) -> None:
-        """A running entry makes progress, perhaps later than was expected when it was started."""
+        """Take in that a running entry makes progress now, perhaps later than expected."""
 
     def has_trained(self, entry: E, view: View) -> None:
-        """Change the key of a waiting entry that has attained service since it was suspended in the plan."""
+        """Change the key of a waiting entry that has trained since the plan suspended it."""
 
     def update(self, view: View) -> None:
-        """Change keys because time passed; called before anything is decided."""
+        """Change keys because time passed. Called before each decision."""
 
     def settled(self, started: Sequence[E], suspended: Sequence[E], view: View) -> None:
-        """Change keys after the decision; gets what was started and suspended, most urgent first."""
+        """Change keys after the decision.
+
+        ``started`` and ``suspended`` come most urgent first.
+        """
 
     def wake_at(self, view: View) -> float | None:
-        """When keys will change although nothing happens; later than ``view.now_s``."""
+        """Return when keys will change although nothing happens, later than ``view.now_s``."""
         return None
 
     def relocated(self, moves: Mapping[Job, tuple[int, ...]]) -> None:
-        """See ``defragmenting.policy.Relocatable``."""
+        """Take in moves; see ``defragmenting.policy.Relocatable``."""
         moved = [(self._entries[job.id], devices) for job, devices in moves.items()]
         for entry, _ in moved:
             self._free.give(entry.devices)
@@ -95,16 +101,16 @@ class RankedPolicy(ABC, Generic[E]):
 
     @property
     def crowded(self) -> bool:
-        """Whether anybody waits."""
+        """Return True if any job waits."""
         return len(self._entries) > len(self.ranking.running)
 
     @property
     def contended(self) -> bool:
-        """Whether the order matters now: somebody was left waiting, or more is asked for than there is."""
+        """Return True if the order matters now: a job was left waiting, or demand exceeds the devices."""
         return self._was_crowded or self._asked > self._capacity
 
     def plan(self, view: View) -> Plan:
-        """Let run whoever is first and fits."""
+        """Return a plan that runs whichever job is first and fits."""
         if view.changes.reset:
             self._rebuild(view)
         else:
@@ -126,7 +132,10 @@ class RankedPolicy(ABC, Generic[E]):
         return Plan(decisions, self._wake_s(view))
 
     def _spare(self, view: View) -> None:
-        """Decide, but suspend nobody whose slice was not worth the switch yet: those go first meanwhile."""
+        """Decide, but suspend no job whose slice has not lasted ``least_slice_s`` yet.
+
+        Such jobs go first meanwhile.
+        """
         self._spared_until_s, least_s, ranking = inf, view.least_slice_s, self.ranking
         if not (least_s and self.sparing and self.preemptive and self.crowded):
             self._select()
@@ -176,10 +185,10 @@ class RankedPolicy(ABC, Generic[E]):
         self.left(entry)
 
     def left(self, entry: E) -> None:
-        """``entry`` is gone for good."""
+        """Take in that ``entry`` is gone for good."""
 
     def _select(self) -> None:
-        """Flip entries until the greedy walk and the placement agree."""
+        """Start and suspend entries until the greedy walk and the placement agree."""
         blocked: set[SizeClass] = set()
         again = True
         while again and (flipped := self.ranking.repair(blocked)):
@@ -212,7 +221,7 @@ class RankedPolicy(ABC, Generic[E]):
         return True
 
     def _make_room(self, entry: E) -> tuple[int, ...] | None:
-        """Suspend less urgent jobs where that lets ``entry`` be placed as its placement wants."""
+        """Suspend less urgent jobs if ``entry`` can then be placed. Return its devices, or None."""
         if not self.preemptive:
             return None
         behind = [other for other in self.ranking.behind(entry) if other.devices]

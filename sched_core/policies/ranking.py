@@ -79,7 +79,7 @@ class Ranking(Generic[E]):
         self._young: set[E] = set()
 
     def add(self, entry: E, key: Key) -> None:
-        """Rank a new entry, or rank again one that was removed; running ones keep running."""
+        """Insert a new or removed entry with its key. A running one keeps running."""
         entry.key = key
         if entry.running:
             insort(self.running, (key, entry))
@@ -93,24 +93,29 @@ class Ranking(Generic[E]):
             heappush(self._waiting.setdefault(entry.size_class, []), (key, self._pushed, entry))
 
     def remove(self, entry: E) -> None:
-        """Forget ``entry``."""
+        """Remove ``entry``."""
         if entry.running:
             self._pull(entry)
         entry.key = ()
 
     def rekey(self, entry: E, key: Key) -> None:
-        """Change the priority of ``entry``."""
+        """Change the key of ``entry``."""
         self.remove(entry)
         self.add(entry, key)
 
     def rekey_running(self, key: Callable[[int, E], Key]) -> None:
-        """Give every running entry a new key; ``key`` gets the entry and its present position."""
+        """Give every running entry a new key.
+
+        ``key`` is called with the entry and its position.
+        """
         for position, (_, entry) in enumerate(self.running):
             entry.key = key(position, entry)
         self.running = sorted((entry.key, entry) for _, entry in self.running)
 
     def expire(self, key: Callable[[E], Key], before: Key | None = None) -> None:
-        """Running entries have new keys; ``key`` is asked for them when their order matters, if it ever does.
+        """Mark the keys of running entries as out of date.
+
+        ``key`` computes a new one when the order matters.
 
         Parameters
         ----------
@@ -121,7 +126,7 @@ class Ranking(Generic[E]):
         self._young.clear()
 
     def behind(self, entry: E) -> list[E]:
-        """Running entries less urgent than ``entry``, most urgent first."""
+        """Return the running entries that are less urgent than ``entry``, most urgent first."""
         self.refresh()
         return [other for _, other in self.running[bisect_right(self.running, (entry.key, entry)) :]]
 
@@ -132,7 +137,7 @@ class Ranking(Generic[E]):
         self.add(entry, entry.key)
 
     def repair(self, blocked: Set[SizeClass] = frozenset()) -> list[E]:
-        """Make running exactly those that the greedy walk lets run; the entries that changed, in walk order.
+        """Run exactly the entries that the greedy walk admits. Return those that changed, in walk order.
 
         Parameters
         ----------
@@ -160,7 +165,7 @@ class Ranking(Generic[E]):
         self.free += entry.size
 
     def _next_start(self, blocked: Set[SizeClass]) -> E | None:
-        """The most urgent waiting entry that fits behind everything more urgent."""
+        """Return the most urgent waiting entry that fits behind everything more urgent."""
         if blocked and self._strict:
             return None
         best: E | None = None
@@ -184,7 +189,7 @@ class Ranking(Generic[E]):
         return best
 
     def _fits(self, entry: E) -> bool:
-        """Whether enough is left for ``entry`` once everything behind it gives way."""
+        """Return True if ``entry`` fits once everything less urgent gives way."""
         left, size, key = self.free, entry.size, entry.key
         if left >= size:
             return True
@@ -197,7 +202,7 @@ class Ranking(Generic[E]):
         return False
 
     def _first_crowded(self) -> E:
-        """With too many running: the most urgent of those that no longer fit."""
+        """Return the most urgent running entry that no longer fits."""
         left = self.free
         for _, crowded in self._backwards():
             left += crowded.size
@@ -206,7 +211,7 @@ class Ranking(Generic[E]):
         raise AssertionError("more devices are taken than all that run have")
 
     def _backwards(self) -> Iterator[tuple[Key, E]]:
-        """What runs, from the least urgent by keys of the present; these are worked out on the way."""
+        """Yield the running entries, least urgent first, by up-to-date keys computed on the way."""
         for position in range(len(self.running) - 1, -1, -1):
             item = self.running[position]
             if self._expired is not None and (self._expired[1] is None or item[0] < self._expired[1]):
@@ -215,7 +220,7 @@ class Ranking(Generic[E]):
             yield item
 
     def refresh(self) -> None:
-        """Give running entries keys of the present (``expire``)."""
+        """Compute up-to-date keys of the running entries (see `expire`)."""
         if self._expired is None:
             return
         key, before = self._expired

@@ -61,7 +61,7 @@ GROUP = "gpuslice.policies"
 
 
 def table(name: str) -> Table:
-    """Where to look for policy ``name``: ours, and only for a name that is not, those that are installed."""
+    """Return the table to look ``name`` up in: our own, or the installed entry points for other names."""
     if name in POLICIES:
         return POLICIES
     found = {point.name: (point.module, point.attr) for point in entry_points(group=GROUP)}
@@ -69,7 +69,7 @@ def table(name: str) -> Table:
 
 
 def policy_names() -> list[str]:
-    """The names meant for users, in the order of their documentation."""
+    """Return the names meant for users, in the order of their documentation."""
     return [name for name in POLICIES if not name.startswith("published-")]
 
 
@@ -111,19 +111,19 @@ class Common(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _takes_placement(name: str) -> bool:
-    """Whether a policy asks a placement where its jobs go."""
+    """Return True if the policy takes a placement."""
     return "placement" in inspect.signature(find("policy", table(name), name)).parameters
 
 
 def policy_options(name: str) -> list[str]:
-    """The options that policy ``name`` takes; ConfigError if there is none of that name."""
+    """Return the options of policy ``name``. Raise ``ConfigError`` for an unknown name."""
     if name.lower() in _PAPERS:
         raise ConfigError(f"there is no policy {name!r}", _PAPERS[name.lower()])
     return [*options_of("policy", table(name), name), *Common.__struct_fields__]
 
 
 def _placement(name: str, stated: Mapping[str, object], given: Placement | None) -> Placement | None:
-    """The placement that options ask for, or the one that is ``given``."""
+    """Return the placement that the options ask for, else ``given``."""
     if stated and not name:
         raise ConfigError(f"{next(iter(stated))} is of no use without a placement", "state placement, too")
     if name and given is not None:
@@ -133,7 +133,7 @@ def _placement(name: str, stated: Mapping[str, object], given: Placement | None)
 
 
 def _defragmenting(policy: Policy, settings: Common, own: Mapping[str, object]) -> Policy:
-    """``policy`` with moves, if its jobs may be moved."""
+    """Return ``policy``, wrapped so that jobs are moved together if the settings ask for it."""
     if not _takes_placement(policy.name):
         raise ConfigError(
             f"policy {policy.name} places jobs itself, and moves them if need be",
@@ -163,7 +163,7 @@ def _checked(name: str, made: object) -> Policy:
 def make_policy(
     name: str, options: Mapping[str, object] | None = None, placement: Placement | None = None
 ) -> Policy:
-    """Build a policy.
+    """Return a new policy of that name.
 
     Parameters
     ----------

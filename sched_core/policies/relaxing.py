@@ -43,18 +43,18 @@ class RelaxingPlacement:
         return devices if len(free.cluster.nodes(devices)) <= fewest + self.steps(job) else None
 
     def kind(self, job: Job) -> str:
-        """Every job is its own kind: what it accepts depends on how long it has waited."""
+        """Return the job's id: what a job accepts depends on how long it has waited."""
         return job.id
 
     def placed(self, job: Job, devices: tuple[int, ...]) -> None:
-        """It remembers nothing."""
+        """Do nothing: no placement is remembered."""
 
     def steps(self, job: Job) -> int:
-        """How many nodes more than at first ``job`` accepts."""
+        """Return how many more nodes than at first ``job`` accepts."""
         return floor(job.waited_at(self.now_s) / self._after_s + 1e-9)
 
     def next_step_s(self, job: Job) -> float:
-        """When it accepts one more; only while it waits."""
+        """Return when ``job`` accepts one more node if it still waits."""
         return job.since_s + (self.steps(job) + 1) * self._after_s
 
 
@@ -72,7 +72,7 @@ class Relaxing(Wrapper):
         self._placement = placement
 
     def plan(self, view: View) -> Plan:
-        """What the policy plans, woken in time."""
+        """Return the policy's plan, with a wake-up at the next change of what waiting jobs accept."""
         self._placement.now_s = view.now_s
         plan = self.policy.plan(view)
         # A job lies on one node per device at most: then there is nothing left to give up.

@@ -97,7 +97,7 @@ class RoundRobin(RankedPolicy[Turn]):
         return (0, self._turn)
 
     def _share(self, entry: Turn) -> float:
-        """Slices in a turn of ``entry``."""
+        """Return the number of slices that ``entry`` has in a turn."""
         return entry.weight / min(self._weights)
 
     def update(self, view: View) -> None:

@@ -38,7 +38,10 @@ class ShortestRemaining(RankedPolicy[Entry]):
         return (self.remaining(entry, view), not entry.running, entry.job.number)
 
     def remaining(self, entry: Entry, view: View) -> float:
-        """What is ordered by; it changes only while a job runs. Running jobs win ties."""
+        """Return the value by which jobs are ordered.
+
+        It changes only while a job runs; running jobs win ties.
+        """
         return view.remaining_s(entry.job)
 
     def update(self, view: View) -> None:

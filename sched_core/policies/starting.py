@@ -36,25 +36,25 @@ class StartingPolicy(ABC):
 
     @abstractmethod
     def choose(self, view: View) -> Choice | None:
-        """The next of ``waiting`` to start and where, or ``None`` for nobody."""
+        """Return the next of ``waiting`` to start, and its devices. Return None to start no more."""
 
     def reset(self, view: View) -> None:  # noqa: B027
-        """Forget everything; ``began`` follows for every running job."""
+        """Forget everything. ``began`` is called afterwards for every running job."""
 
     def came(self, job: Job, view: View) -> None:  # noqa: B027
-        """``job`` waits."""
+        """Take in that ``job`` waits."""
 
     def left(self, job: Job) -> None:  # noqa: B027
-        """``job`` waits no more."""
+        """Take in that ``job`` waits no more."""
 
     def began(self, job: Job, devices: tuple[int, ...]) -> None:  # noqa: B027
-        """``job`` runs on ``devices``."""
+        """Take in that ``job`` runs on ``devices``."""
 
     def ended(self, job: Job) -> None:  # noqa: B027
-        """``job`` gave back ``job.placement``."""
+        """Take in that ``job`` gave ``job.placement`` back."""
 
     def relocated(self, moves: Mapping[Job, tuple[int, ...]]) -> None:
-        """See ``defragmenting.policy.Relocatable``."""
+        """Take in moves; see ``defragmenting.policy.Relocatable``."""
         for job in moves:
             self.free.give(job.placement)
             self.ended(job)
@@ -63,7 +63,7 @@ class StartingPolicy(ABC):
             self.began(job, devices)
 
     def plan(self, view: View) -> Plan:
-        """Start jobs until ``choose`` has enough."""
+        """Start jobs until ``choose`` returns None."""
         self._follow(view)
         decisions: list[Decision] = []
         while self.waiting and self.free.total and (choice := self.choose(view)) is not None:
@@ -77,7 +77,10 @@ class StartingPolicy(ABC):
         return Plan(decisions)
 
     def offers(self, jobs: Iterable[Job]) -> Iterator[Choice]:
-        """Where each of ``jobs`` would go now, if it can; the placement is asked once for each kind."""
+        """Yield each of ``jobs`` that can be placed now, with its devices.
+
+        The placement is asked once per kind.
+        """
         found: dict[tuple[int, str], tuple[int, ...] | None] = {}
         for job in jobs:
             if job.demand > self.free.total:
@@ -109,7 +112,7 @@ class StartingPolicy(ABC):
 
 
 def parse_shares(text: str, what: str) -> dict[str, float]:
-    """Read ``a:0.5,b:0.25``.
+    """Parse ``a:0.5,b:0.25`` into shares by name.
 
     Raises
     ------

@@ -9,7 +9,7 @@ from gpuslice.sched_core.policy import Decision, Migrate, Start, Suspend
 
 
 def difference(jobs: Iterable[Job], target: Mapping[str, tuple[int, ...]]) -> list[Decision]:
-    """Decisions after which exactly those of ``jobs`` run that are in ``target``, on those devices."""
+    """Return decisions after which exactly the jobs in ``target`` run, on those devices."""
     decisions: list[Decision] = []
     for job in jobs:
         devices = target.get(job.id)

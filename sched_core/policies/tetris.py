@@ -28,7 +28,7 @@ class _Alike:
 
     @property
     def work_s(self) -> float:
-        """Work left of all of them."""
+        """Return the remaining work of these jobs."""
         return inf if self.line and self.line[-1][0] == inf else self._finite_s
 
     def add(self, job: Job, left_s: float) -> None:
@@ -113,7 +113,7 @@ class Tetris(StartingPolicy):
         return max(scored, key=lambda s: (s[0] - (epsilon and epsilon * s[1]), -s[2][0].number))[2]
 
     def _alignment(self, job: Job, devices: tuple[int, ...], view: View) -> float:
-        """Dot product of demand and free, as shares of the nodes that ``devices`` lie on."""
+        """Return the dot product of demand and free resources, as shares of the nodes of ``devices``."""
         nodes = view.cluster.nodes(devices)
         size = sum(view.cluster.node_sizes[node] for node in nodes)
         free = sum(len(self.free.on_node[node]) for node in nodes)

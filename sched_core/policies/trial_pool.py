@@ -53,11 +53,11 @@ class TrialPool(Wrapper):
 
     @property
     def counters(self) -> dict[str, int]:
-        """What the policy counted, how many jobs ended during their trial, and how many were too large."""
+        """Return the policy's counters, and how many jobs ended in their trial or were too large for one."""
         return {**super().counters, "ended_in_trial": self._ended, "too_large_for_trials": self._refused}
 
     def plan(self, view: View) -> Plan:
-        """Run trials on the pool; let the policy plan for the others."""
+        """Run trials on the pool, and let the policy plan for the other jobs."""
         if view.changes.reset:
             self._reset(view)
         changes = self._inner.changes
@@ -130,7 +130,7 @@ class TrialPool(Wrapper):
         return decisions
 
     def _sort_in(self, job: Job, view: View, changes: Changes) -> list[Decision]:
-        """Let a new job wait for its trial, go on, or end at once because it could never run afterwards."""
+        """Let a new job wait for its trial, skip it, or end because it could never run afterwards."""
         if job.demand > self._rest_size:
             self._refused += 1
             reason = f"it asks for {job.demand} devices; the trial pool leaves {self._rest_size}"
@@ -146,19 +146,19 @@ class TrialPool(Wrapper):
         return []
 
     def _left_s(self, job: Job, now_s: float) -> float:
-        """How long ``job`` is to be on the pool from now on."""
+        """Return how long ``job`` stays on the pool from now on."""
         leaves = not job.within or not set(job.within).issubset(self._pool)
         return self._trial_s - job.executed_at(now_s) if leaves else inf
 
     def _fits(self, job: Job, view: View) -> bool:
-        """Whether ``job`` can have its trial on the pool, and go elsewhere then."""
+        """Return True if ``job`` can have its trial on the pool and run elsewhere afterwards."""
         if not job.within:
             return job.demand <= self._pool_size
         largest = max((view.cluster.node_sizes[node] for node in self._pool if node in job.within), default=0)
         return job.demand <= largest and not job.spec.relaunch
 
     def _devices(self, job: Job) -> tuple[int, ...] | None:
-        """Devices of the pool for ``job``; ``None`` if too few are free."""
+        """Return devices of the pool for ``job``. Return None if too few are free."""
         if job.within:
             return on_one_node(job, job.demand, self._free)
         if job.demand > self._free.total:

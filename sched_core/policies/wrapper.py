@@ -20,24 +20,24 @@ class Wrapper:
 
     @property
     def placement(self) -> Named | None:
-        """The placement that the policy asks, if any."""
+        """Return the wrapped policy's placement, if it has one."""
         return self.policy.placement if isinstance(self.policy, Places) else None
 
     def level(self, job: str) -> int | None:
-        """The queue of a job, if the policy has queues."""
+        """Return the queue of a job, if the policy has queues."""
         return self.policy.level(job) if isinstance(self.policy, Queues) else None
 
     @property
     def promotions(self) -> dict[int, int]:
-        """Promotions by job number, if the policy counts them."""
+        """Return promotions by job number, if the policy counts them."""
         return dict(getattr(self.policy, "promotions", {}))
 
     @property
     def solver_version(self) -> str:
-        """Which solver the policy uses; empty: none."""
+        """Return the solver that the policy uses. Return "" for none."""
         return str(getattr(self.policy, "solver_version", ""))
 
     @property
     def counters(self) -> dict[str, int]:
-        """What the policy counted."""
+        """Return the wrapped policy's counters."""
         return dict(getattr(self.policy, "counters", {}))

@@ -82,15 +82,15 @@ class YarnCapacity(StartingPolicy):
         return None
 
     def _load(self, tenant: str) -> float:
-        """What ``tenant`` uses of its share."""
+        """Return the use of ``tenant`` relative to its share."""
         return self._used[tenant] / self._share(tenant)
 
     def _entitled(self, head: Job, size: int) -> bool:
-        """Whether ``head`` keeps its queue within what is guaranteed to it; the only job of a queue does."""
+        """Return True if ``head`` keeps its queue within its guaranteed share, or is the queue's only job."""
         return not self._used[head.spec.tenant] or not self._over_share(head.spec.tenant, head.demand, size)
 
     def over_share(self, tenant: str, demand: int) -> bool:
-        """Whether ``tenant`` would use more than is guaranteed to it with ``demand`` devices more."""
+        """Return True if ``tenant`` would exceed its guaranteed share with ``demand`` more devices."""
         if not self._queues:
             return False  # nobody has come yet, or it has not even seen the cluster
         return self._over_share(tenant, demand, self.free.cluster.size)
@@ -100,7 +100,9 @@ class YarnCapacity(StartingPolicy):
         return self._used.get(tenant, 0) + demand > size * self._share(tenant) / whole
 
     def _reserved(self, head: Job, left: FreeDevices, promised: Set[int]) -> tuple[int, ...]:
-        """The devices that ``head`` waits for; none if those ``promised`` to others leave too few.
+        """Return the devices that ``head`` waits for.
+
+        Return none if those ``promised`` to others leave too few.
 
         Devices are added in the order in which jobs began: it never waits for one that was given away since.
         """

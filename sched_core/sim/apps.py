@@ -36,7 +36,9 @@ class App:
 
 
 def apps_of(outcome: Outcome) -> list[App]:
-    """All apps whose jobs have ended, in order of their first submission; none if the trace names no app.
+    """Return the apps whose jobs have all ended, in order of first submission.
+
+    Return none if the trace names no app.
 
     T_sh is the life of the app. T_id is how long it would take at least on a 1/N share of the cluster, until
     its longest job is done and all its work; N is the average number of unfinished apps during its life. Of a
@@ -67,7 +69,7 @@ def apps_of(outcome: Outcome) -> list[App]:
 
 
 def _alone_s(outcome: Outcome, jobs: Sequence[int], share: float) -> float:
-    """The least time that ``jobs`` take on ``share`` devices."""
+    """Return the least time that ``jobs`` take on ``share`` devices."""
     trace, longest_s, work = outcome.trace, 0.0, 0.0
     begin_s = trace.submit_s[jobs[0]]
     for job in jobs:
@@ -79,11 +81,14 @@ def _alone_s(outcome: Outcome, jobs: Sequence[int], share: float) -> float:
 
 
 def _average_crowd(begin_s: Column, end_s: Column) -> Column:
-    """How many lives, on average, there are during each; one that never ends does not count as ending."""
+    """Return how many lives there are on average during each life.
+
+    A life that never ends does not count as ending.
+    """
     begins, ends = np.sort(begin_s), np.sort(end_s[~np.isnan(end_s)])
 
     def passed_s(moment_s: Column) -> Column:
-        """Seconds lived by all until each moment, together."""
+        """Return, for each moment, the seconds that all have lived until then, together."""
         born, dead = np.searchsorted(begins, moment_s), np.searchsorted(ends, moment_s)
         lived: Column = moment_s * (born - dead) - _sums(begins)[born] + _sums(ends)[dead]
         return lived

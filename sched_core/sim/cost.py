@@ -110,7 +110,7 @@ class JournalCost:
 
 
 def parse_cost(text: str) -> SwitchCost:
-    """Read ``none``, ``fixed:TIME``, ``measured``, ``measured:DIRECTORY`` or the path of a JSON file.
+    """Parse ``none``, ``fixed:TIME``, ``measured``, ``measured:DIRECTORY`` or the path of a JSON file.
 
     ``measured`` is what the switches of the user's scheduler cost, or of the one that keeps its state in
     ``DIRECTORY``.
@@ -153,7 +153,7 @@ def parse_cost(text: str) -> SwitchCost:
 
 
 def parse_time(text: str) -> float:
-    """Seconds of ``62s``, ``500ms``, ``2m``, ``1h`` or a bare number of seconds.
+    """Return the seconds of ``62s``, ``500ms``, ``2m``, ``1h`` or a bare number.
 
     Raises
     ------
@@ -183,7 +183,7 @@ def _mean_switch_s(switches: list[Mapping[str, Any]]) -> float:
 
 
 def _benchmarked_s(benchmarks: list[Mapping[str, Any]]) -> float:
-    """Of the first state that was measured: names are ``test_suspend`` or ``test_suspend[state]``."""
+    """Return the seconds of the first measured state, ``test_suspend`` or ``test_suspend[state]``."""
     medians_s: dict[str, float] = {}
     for entry in benchmarks:
         medians_s.setdefault(entry["name"].partition("[")[0], float(entry["stats"]["median"]))

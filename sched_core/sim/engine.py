@@ -134,7 +134,9 @@ class Simulation:
         self._switches: list[tuple[float, int]] = []
 
     def run(self, progress: Progress | None = None) -> Outcome:
-        """Simulate until every job has ended; interrupted by Ctrl-C, return what is known so far.
+        """Simulate until every job has ended.
+
+        After Ctrl-C, return what is known so far.
 
         Parameters
         ----------
@@ -190,7 +192,10 @@ class Simulation:
                 progress(arrived - len(jobs), total)
 
     def _next_instant(self, arrival_s: float, wake_s: float | None) -> float:
-        """The earliest of the next arrival, completion and wake-up; infinite if there is none."""
+        """Return the earliest of the next arrival, completion and wake-up.
+
+        Return infinity if there is none.
+        """
         completions = self._completions
         while completions and completions[0][2].end_s != completions[0][0]:
             heappop(completions)
@@ -208,7 +213,7 @@ class Simulation:
                     self.view.changes.succeeded.append(job)
 
     def _pass_time(self, now_s: float) -> None:
-        """Let the clock run that jobs share."""
+        """Advance the clock that jobs share."""
         elapsed_s = now_s - self._now_s
         if elapsed_s > 0.0:
             self._now_s = now_s
@@ -226,14 +231,14 @@ class Simulation:
             self.view.changes.arrived.append(job)
 
     def _least_slice_s(self) -> float:
-        """How long slices must be for switching to take at most its share, as a live scheduler has it."""
+        """Return how long slices must be for switching to take at most its share, as live."""
         switches, finish_s = self._switches, self.outcome.finish_s
         while switches and not isnan(finish_s[switches[0][1]]):
             heappop(switches)
         return -switches[0][0] / self.switch_share if switches else 0.0
 
     def _apply(self, plan: Plan, now_s: float) -> None:
-        """Release first, then grant; the ledger refuses what is impossible."""
+        """Release first, then grant. The ledger refuses what is impossible."""
         self._ledger.check_names(plan)
         grants: list[tuple[Start | Migrate, SimJob, float]] = []
         for decision in plan.decisions:
@@ -312,7 +317,7 @@ class Simulation:
             self.view.changes.finished.append(job)
 
     def _note(self, job: SimJob) -> None:
-        """Write down what the runs of ``job`` that are over amount to."""
+        """Record the totals of the runs of ``job`` that are over."""
         outcome, number = self.outcome, job.number
         outcome.preemptions[number] = job.preemptions
         outcome.migrations[number] = job.migrations
@@ -325,13 +330,13 @@ class Simulation:
         outcome.switching_s[number] = job.switching_s
 
     def _held_by(self, job: SimJob) -> float:
-        """How many devices ``job`` holds, those that it shares in part."""
+        """Return how many devices ``job`` holds. Shared devices count in part."""
         if not self._ledger.shares(job):
             return float(len(job.placement))
         return sum(1.0 / len(self._ledger.holders(device)) for device in job.placement)
 
     def _neighbours(self, job: SimJob) -> list[SimJob]:
-        """Jobs that share a device with ``job``."""
+        """Return the jobs that share a device with ``job``."""
         if not self._ledger.shares(job):
             return []
         others = {
@@ -341,7 +346,7 @@ class Simulation:
         return list(others.values())
 
     def _set_rate(self, job: SimJob, now_s: float) -> None:
-        """Work out how fast ``job`` runs from now on and when it will complete."""
+        """Compute how fast ``job`` runs from now on and when it will complete."""
         job.settle(now_s)
         holds = self._held_by(job)
         if now_s < job.since_s:

@@ -38,7 +38,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._former)
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T | None:
-        """Call what may take long; ``None`` if Ctrl-C has ended it."""
+        """Call a function that may take long. Return None if Ctrl-C ended it."""
         try:
             self._raises = True
             result = function(*arguments)

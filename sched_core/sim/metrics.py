@@ -15,7 +15,7 @@ QUANTILES = (50, 90, 95, 99)
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """Numbers about all jobs that ended by themselves; ``None`` where there are none."""
+    """Return numbers about all jobs that ended by themselves. Values are None where there are none."""
     done = ~np.isnan(outcome.finish_s) & ~outcome.stopped
     submit_s, duration_s = np.array(outcome.trace.submit_s), np.array(outcome.trace.duration_s)
     jct_s = outcome.finish_s - submit_s
@@ -69,7 +69,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
 
 
 def spread(values: Column) -> dict[str, float] | None:
-    """Mean, extremes and quantiles (linear interpolation); ``None`` of nothing."""
+    """Return mean, extremes and quantiles (linear interpolation). Return None for no values."""
     values = values[~np.isnan(values)]
     if not values.size:
         return None
@@ -84,7 +84,7 @@ def spread(values: Column) -> dict[str, float] | None:
 
 
 def finish_time_fairness(outcome: Outcome, *, times_n: bool = False) -> Column:
-    """rho of each job, dynamic: T_sh / T_id (Themis, section 2).
+    """Return ρ of each job, dynamic: T_sh / T_id (Themis, section 2).
 
     T_id is the job's duration on a 1/N share of the cluster, N being the average number of unfinished jobs
     during its life; a share of at least what the job asks for does not slow it down, a smaller one linearly.
@@ -104,14 +104,14 @@ def finish_time_fairness(outcome: Outcome, *, times_n: bool = False) -> Column:
 
 
 def jain(values: Column) -> float | None:
-    """Jain's index (sum x)^2 / (n * sum x^2): 1 if all are equal, 1/n if one has everything."""
+    """Return Jain's index (sum x)^2 / (n * sum x^2): 1 if all are equal, 1/n if one has everything."""
     values = values[np.isfinite(values)]
     squares = float((values**2).sum())
     return float(values.sum()) ** 2 / (values.size * squares) if squares > 0 else None
 
 
 def deadline_misses(outcome: Outcome) -> tuple[int, int, int]:
-    """Jobs that missed their first and their last deadline, and jobs that have any.
+    """Return how many jobs missed their first deadline, their last one, and how many have any.
 
     Of a job that has not ended, which only an interrupted run has, nothing is known.
     """

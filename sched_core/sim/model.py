@@ -13,7 +13,10 @@ class SpeedModel(Protocol):
     """How fast a job runs on given devices."""
 
     def rate(self, job: Job, neighbours: Sequence[Job], cluster: Cluster) -> float:
-        """Progress per second on ``job.placement``; ``neighbours`` share its most crowded device."""
+        """Return the progress per second on ``job.placement``.
+
+        ``neighbours`` share its most crowded device.
+        """
         ...
 
 
@@ -28,7 +31,7 @@ class SwitchCost(Protocol):
     """How long a job holds its devices without progress when it is brought back."""
 
     def resume_s(self, job: Job) -> float:
-        """Seconds lost when ``job``, which ran before, is resumed or moved: suspend and resume together."""
+        """Return the seconds lost when ``job`` is resumed or moved: suspend and resume together."""
         ...
 
 

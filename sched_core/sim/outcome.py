@@ -73,7 +73,7 @@ class Outcome:
 
     @classmethod
     def empty(cls, trace: Trace, cluster: str, devices: int, policy: str) -> Outcome:
-        """Columns for every job of ``trace``, nothing known yet."""
+        """Return columns for every job of ``trace`` in which nothing is known yet."""
         jobs = len(trace)
         return cls(
             trace=trace,

@@ -116,7 +116,7 @@ class Peer:
     engine: type[Simulation]
 
     def prepare(self, trace: Trace, cluster: Cluster, *, keep_spans: bool = False) -> Simulation:
-        """The simulation of ``trace`` on ``cluster``.
+        """Return the simulation of ``trace`` on ``cluster``.
 
         Raises
         ------
@@ -131,7 +131,7 @@ class Peer:
 
 
 def parse_peer(text: str) -> Peer:
-    """Read ``tiresias:SCHEDULE/SCHEME``.
+    """Parse ``tiresias:SCHEDULE/SCHEME``.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def parse_peer(text: str) -> Peer:
 
 
 def _whole_seconds(trace: Trace) -> Trace:
-    """Durations as the peer reads them: cut down to whole seconds."""
+    """Return ``trace`` with durations truncated to whole seconds, as the peer reads them."""
     for name, submit_s in zip(trace.ids, trace.submit_s, strict=True):
         if not submit_s.is_integer():
             raise UsageError(

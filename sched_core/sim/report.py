@@ -43,7 +43,10 @@ Row = tuple[Any, ...]
 
 
 def per_job(outcome: Outcome) -> Iterator[Row]:
-    """One row per job, in the order of ``PER_JOB_COLUMNS``; ``None`` where something did not happen."""
+    """Yield one row per job, in the order of ``PER_JOB_COLUMNS``.
+
+    None where something did not happen.
+    """
     trace, promotions = outcome.trace, outcome.promotions
     rho, rho_paper = finish_time_fairness(outcome), finish_time_fairness(outcome, times_n=True)
     for first in range(0, len(trace), _CHUNK):
@@ -74,7 +77,7 @@ def per_job(outcome: Outcome) -> Iterator[Row]:
 
 
 def write_per_job(outcome: Outcome, path: Path) -> None:
-    """Write ``per_job`` as CSV; empty cells where something did not happen."""
+    """Write ``per_job`` as CSV. Cells are empty where something did not happen."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(PER_JOB_COLUMNS)
@@ -82,7 +85,7 @@ def write_per_job(outcome: Outcome, path: Path) -> None:
 
 
 def path_for(path: Path, outcome: Outcome, *, several: bool) -> Path:
-    """Where the jobs of ``outcome`` go: ``OUT.POLICY.csv`` if ``several`` policies share ``OUT.csv``."""
+    """Return the file of ``outcome``: ``OUT.POLICY.csv`` if ``several`` policies share ``OUT.csv``."""
     return path.with_name(f"{path.stem}.{outcome.policy}{path.suffix}") if several else path
 
 
@@ -106,12 +109,15 @@ def write_json(outcomes: Sequence[Outcome], path: Path, validations: Sequence[Va
 
 
 def _indented(value: object, depth: int) -> str:
-    """``value`` as JSON whose further lines are indented by ``depth`` more; no text in it has a line end."""
+    """Return ``value`` as JSON whose further lines are indented by ``depth`` more.
+
+    No text in it has a line end.
+    """
     return json.dumps(value, indent=1, allow_nan=False).replace("\n", "\n" + " " * depth)
 
 
 def _jobs(outcome: Outcome) -> Iterator[str]:
-    """The entries of ``jobs``: ``per_job`` with ``placements``, each with the comma before it."""
+    """Yield the entries of ``jobs``, each with the comma before it: ``per_job`` with ``placements``."""
     line = "".join(f'\n     "{name}": %s,' for name in PER_JOB_COLUMNS)
     spans = outcome.spans
     order, bounds = spans.by_job(len(outcome.trace))
@@ -161,7 +167,10 @@ def _apps(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def _number(value: float) -> float | int | None:
-    """Whole numbers without a point, so that files compare with integer simulators; no NaN, no infinity."""
+    """Return a whole number without a point, for comparison with integer simulators.
+
+    Return None for NaN and infinity.
+    """
     if isnan(value) or value in (float("inf"), float("-inf")):
         return None
     return int(value) if value.is_integer() else value

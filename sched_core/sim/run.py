@@ -67,7 +67,7 @@ class Request:
     switch_share: float = SWITCH_SHARE
 
     def prepare(self) -> Simulation:
-        """Build the simulation; raises ``UsageError`` for everything that is wrong with the request."""
+        """Return the simulation. Raise ``UsageError`` for everything that is wrong with the request."""
         simulation = self._simulation(Cluster.parse(self.cluster))
         if self.engine not in ENGINES:
             raise UsageError(f"there is no engine {self.engine!r}", nearest(self.engine, ENGINES))
@@ -102,7 +102,7 @@ class Request:
 def run_one(
     request: Request, progress: Progress | None = None, compiling: Callable[[], None] | None = None
 ) -> Outcome:
-    """Prepare and run.
+    """Prepare and run one request. Return its outcome.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def run_one(
 def run_all(
     requests: Sequence[Request], workers: int, done: Callable[[int], None] | None = None
 ) -> list[Outcome]:
-    """Run ``requests`` in up to ``workers`` processes; results in the order of the requests.
+    """Run ``requests`` in up to ``workers`` processes. Return outcomes in the order of the requests.
 
     Interrupted by Ctrl-C, it returns what there is: fewer results, or incomplete ones.
 
@@ -171,7 +171,7 @@ class _Interrupt:
 
     @classmethod
     def note(cls, signal_number: int, frame: object) -> None:
-        """The signal's handler."""
+        """Handle the signal."""
         if not cls.came:
             cls.came = True
             raise KeyboardInterrupt

@@ -63,7 +63,10 @@ class Spans:
         counts: NDArray[np.int64],
         devices: NDArray[np.int32],
     ) -> None:
-        """Append as many spans as ``job`` has entries; span ``i`` has ``counts[i]`` of ``devices``."""
+        """Append one span for each entry of ``job``.
+
+        Span ``i`` has ``counts[i]`` of ``devices``.
+        """
         until = len(self._devices) + np.cumsum(counts, dtype=np.int64)
         added: tuple[NDArray[Any], ...] = (job, start_s, end_s, until, devices)
         for column, more in zip(self._columns(), added, strict=True):
@@ -73,7 +76,7 @@ class Spans:
         return self._job, self._start_s, self._end_s, self._until, self._devices
 
     def by_job(self, jobs: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The spans' numbers, job by job and each job's in their order; where those of each job begin.
+        """Return the spans' numbers sorted by job, and where those of each job begin.
 
         Returns
         -------

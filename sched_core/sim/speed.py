@@ -63,7 +63,7 @@ class MeasuredSpeed:
 
 
 def parse_speed(text: str) -> SpeedModel:
-    """Read ``linear`` or the path of a JSON file (``SpeedFile``).
+    """Parse ``linear`` or the path of a JSON file (``SpeedFile``).
 
     Raises
     ------

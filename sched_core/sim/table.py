@@ -25,7 +25,7 @@ _HEADERS = (
 
 
 def render(outcomes: Sequence[Outcome]) -> str:
-    """One line per policy, times in seconds; with the apps' ρ, if the trace has apps."""
+    """Return one line per policy, times in seconds; with the apps' ρ if the trace has apps."""
     found = [summary(outcome) for outcome in outcomes]
     rows: list[tuple[str, ...]] = [_HEADERS, *map(_line, found)]
     if any(numbers["rho_apps"] for numbers in found):
@@ -61,7 +61,7 @@ def _number(value: float | None, digits: int = 0) -> str:
 
 
 def render_validation(outcome: Outcome, found: Validation) -> str:
-    """How far ``outcome`` is from measurements."""
+    """Return a text on how far ``outcome`` is from measurements."""
     text = (
         f"{outcome.policy}: average JCT simulated {found.simulated_s:,.0f} s, "
         f"measured {found.measured_s:,.0f} s, error {found.average_error:+.1%}"

@@ -53,12 +53,12 @@ class Validation:
 
     @property
     def average_error(self) -> float:
-        """Relative error of the average JCT."""
+        """Return the relative error of the average JCT."""
         return self.simulated_s / self.measured_s - 1.0
 
     @property
     def mean_absolute_error(self) -> float | None:
-        """Mean of the jobs' absolute relative errors; ``None`` without jobs."""
+        """Return the mean of the jobs' absolute relative errors. Return None without jobs."""
         return sum(map(abs, self.errors.values())) / len(self.errors) if self.errors else None
 
 

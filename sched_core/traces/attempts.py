@@ -34,7 +34,7 @@ class Spared(msgspec.Struct, frozen=True):
 
 
 def parse_attempts(text: str) -> tuple[Attempt, ...]:
-    """Read ``600:user;300:ok``: seconds of each attempt, and the class of failure that ended it.
+    """Parse ``600:user;300:ok``: seconds of each attempt, and the class of failure that ended it.
 
     Raises
     ------
@@ -52,17 +52,17 @@ def parse_attempts(text: str) -> tuple[Attempt, ...]:
 
 
 def write_attempts(attempts: tuple[Attempt, ...]) -> str:
-    """The opposite of ``parse_attempts``."""
+    """Return attempts as text that `parse_attempts` reads."""
     return ";".join(f"{exact(took_s)}:{failure or WELL}" for took_s, failure in attempts)
 
 
 def exact(number: float) -> str:
-    """``number`` with all its digits; a whole number without a point."""
+    """Return ``number`` as text with all its digits; a whole number without a point."""
     return str(int(number)) if number == int(number) else repr(number)
 
 
 def parse_retries(text: str) -> dict[str, int]:
-    """Read ``user:0,transient:3``: how often a failure of each class is retried.
+    """Parse ``user:0,transient:3``: how often a failure of each class is retried.
 
     Raises
     ------
@@ -81,7 +81,9 @@ def parse_retries(text: str) -> dict[str, int]:
 
 
 def retried(trace: Trace, rule: Mapping[str, int]) -> tuple[Trace, Spared]:
-    """``trace`` if failures had been retried by ``rule``; classes it does not name go as they went.
+    """Return ``trace`` as if failures had been retried by ``rule``.
+
+    Classes that ``rule`` does not name stay as they were.
 
     A job ends for good with the first failure that it does not allow to be retried. The attempts of a job
     follow each other on its devices.

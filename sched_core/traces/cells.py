@@ -33,26 +33,26 @@ class Row:
 
     @property
     def line(self) -> int:
-        """Where it stands."""
+        """Return the number of the row's line."""
         return self._line
 
     def error(self, column: str, what: str, remedy: str = "") -> TraceError:
-        """An error about ``column`` of this row."""
+        """Return an error about ``column`` of this row."""
         return TraceError(f"{self._path}, line {self._line}, column {column!r}: {what}", remedy)
 
     def has(self, column: str) -> bool:
-        """Whether the cell holds anything."""
+        """Return True if the cell holds anything."""
         return bool(self._cells.get(column))
 
     def text(self, column: str) -> str:
-        """The cell as it stands."""
+        """Return the cell's text."""
         value = self._cells.get(column)
         if value is None or value == "":
             raise self.error(column, "nothing there")
         return value
 
     def seconds(self, column: str) -> float:
-        """A time or a duration: finite and not negative."""
+        """Return a time or duration, finite and not negative."""
         text = self.text(column)
         try:
             value = float(text)
@@ -63,14 +63,14 @@ class Row:
         return value
 
     def above_zero(self, column: str) -> float:
-        """A finite number above 0."""
+        """Return a finite number above 0."""
         value = self.seconds(column)
         if not value > 0:
             raise self.error(column, f"{self.text(column)} is not above 0")
         return value
 
     def share(self, column: str) -> float | None:
-        """A number from 0 to 1, or ``None`` where there is nothing."""
+        """Return a number from 0 to 1. Return None for an empty cell."""
         if not self.has(column):
             return None
         value = self.seconds(column)
@@ -79,7 +79,7 @@ class Row:
         return value
 
     def count(self, column: str, least: int = 0) -> int:
-        """A whole number of at least ``least``."""
+        """Return a whole number of at least ``least``."""
         text = self.text(column)
         try:
             value = int(text) if text.lstrip("+-").isdigit() else float(text)

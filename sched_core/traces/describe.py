@@ -28,7 +28,7 @@ _EXTRAS = {
 
 
 def stats(trace: Trace) -> dict[str, Any]:
-    """Numbers about ``trace``; times in seconds, service in device-seconds."""
+    """Return numbers about ``trace``: times in seconds, service in device-seconds."""
     duration_s, demand = np.array(trace.duration_s), np.array(trace.demand)
     service, span_s = duration_s * demand, trace.submit_s[-1] - trace.submit_s[0]
     return {
@@ -48,7 +48,7 @@ def stats(trace: Trace) -> dict[str, Any]:
 
 
 def _failures(trace: Trace) -> dict[str, int]:
-    """Failed attempts by class."""
+    """Return the number of failed attempts by class."""
     failures = [failure for attempts in trace.attempts or () for _, failure in attempts if failure]
     return dict(sorted(Counter(failures).items()))
 

@@ -75,7 +75,7 @@ def _detect(path: Path) -> str:
 
 
 def _rows(path: Path, required: tuple[str, ...]) -> Iterator[Row]:
-    """Lines of a CSV file with a header that has the ``required`` columns."""
+    """Yield the lines of a CSV file whose header has the ``required`` columns."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, skipinitialspace=True)
         columns = list(reader.fieldnames or ())
@@ -93,7 +93,7 @@ def _rows(path: Path, required: tuple[str, ...]) -> Iterator[Row]:
 
 
 def read_csv(path: Path) -> Trace:
-    """Tiresias' columns, and Chronus' and gpuslice's further ones where they are there."""
+    """Read Tiresias' columns, and Chronus' and gpuslice's further ones where they are there."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         columns = next(csv.reader(file, skipinitialspace=True), [])
     if "user" in columns and "tenant" in columns:
@@ -122,7 +122,10 @@ def read_csv(path: Path) -> Trace:
 
 
 def _deadlines(row: Row, column: str) -> tuple[tuple[float, float], ...]:
-    """Chronus' lists, e.g. ``470-490`` with values ``10-8``; best-effort jobs have none."""
+    """Return Chronus' deadlines with values, such as ``470-490`` with ``10-8``.
+
+    Best-effort jobs have none.
+    """
     if (row.has("best_effort") and row.count("best_effort")) or not row.has(column):
         return ()
     times, values = row.text(column).split("-"), row.text("expect_value_list").split("-")
@@ -140,7 +143,7 @@ def _deadlines(row: Row, column: str) -> tuple[tuple[float, float], ...]:
 
 
 def _check_bounds(row: Row, demand: int) -> None:
-    """Refuse an elastic job that could not have what it asks for."""
+    """Raise an error if the number of devices is not within the bounds of an elastic job."""
     if row.has("min_gpu") and row.count("min_gpu") > demand:
         raise row.error("min_gpu", f"{row.text('min_gpu')} is more than the num_gpu of {demand}")
     if row.has("max_gpu") and 0 < row.count("max_gpu") < demand:
@@ -148,7 +151,10 @@ def _check_bounds(row: Row, demand: int) -> None:
 
 
 def _attempts(row: Row, duration_s: float) -> tuple[Attempt, ...]:
-    """What ``duration_s`` is made of; nothing stated: one attempt that went well."""
+    """Return the attempts that make up ``duration_s``.
+
+    If none are stated, return one that went well.
+    """
     if not row.has("attempts"):
         return ((duration_s, ""),)
     try:
@@ -187,7 +193,10 @@ _OPTIONAL: dict[str, tuple[str, Callable[[Row, str], object]]] = {
 
 
 def read_alibaba(path: Path) -> Trace:
-    """Pods of Alibaba's cluster-trace-gpu-v2023; pods without GPUs are left out, shares count as one GPU."""
+    """Read pods of Alibaba's cluster-trace-gpu-v2023.
+
+    Pods without GPUs are left out, shares count as one GPU.
+    """
     ids: list[str] = []
     submit_s: list[float] = []
     demand: list[int] = []

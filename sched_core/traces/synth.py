@@ -42,7 +42,7 @@ class SynthSpec:
 
 
 def synthesize(spec: SynthSpec) -> Trace:
-    """Make up a trace, in whole seconds.
+    """Return a made-up trace, in whole seconds.
 
     Raises
     ------

@@ -72,28 +72,28 @@ class Trace:
         return ", ".join(f"{count:,} left out: {cause}" for cause, count in causes)
 
     def spec(self, index: int) -> JobSpec:
-        """What is known of job ``index`` when it is submitted."""
+        """Return what is known of job ``index`` when it is submitted."""
         extras = {key: column[index] for key, column in self.extras.items()}
         return JobSpec(id=self.ids[index], submit_s=self.submit_s[index], demand=self.demand[index], **extras)
 
     def failed(self, index: int) -> bool:
-        """Whether the last attempt of job ``index`` failed, as far as the trace says."""
+        """Return True if the last attempt of job ``index`` failed, as far as the trace says."""
         return bool(self.attempts and self.attempts[index] and self.attempts[index][-1][1])
 
     def clamped(self, devices: int) -> Trace:
-        """The same jobs, none of them asking for more than ``devices``."""
+        """Return the same jobs, none of them asking for more than ``devices``."""
         extras = dict(self.extras)
         for bound in {"min_demand", "max_demand"} & extras.keys():
             extras[bound] = [min(most, devices) for most in extras[bound]]
         return self.changed(demand=[min(demand, devices) for demand in self.demand], extras=extras)
 
     def changed(self, **columns: Any) -> Trace:
-        """The same trace but for the ``columns``, named as the arguments of this class."""
+        """Return the same trace with other ``columns``, named as the arguments of this class."""
         own = ("ids", "submit_s", "demand", "duration_s", "extras", "name", "attempts", "left_out")
         return Trace(**{**{name: getattr(self, name) for name in own}, **columns})
 
     def in_units_of(self, unit_s: float) -> Trace:
-        """The same jobs, for a trace whose times were not seconds but units of ``unit_s`` seconds."""
+        """Return the same jobs in seconds, for a trace whose times count units of ``unit_s`` seconds."""
         submit_s = [time_s * unit_s for time_s in self.submit_s]
         duration_s = [time_s * unit_s for time_s in self.duration_s]
         extras = dict(self.extras)
@@ -108,7 +108,7 @@ class Trace:
         return self.changed(submit_s=submit_s, duration_s=duration_s, extras=extras, attempts=attempts)
 
     def check_fits(self, devices: int) -> None:
-        """Refuse jobs that could never run.
+        """Raise an error if a job is too large to run on ``devices``.
 
         Raises
         ------

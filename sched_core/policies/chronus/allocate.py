@@ -17,7 +17,7 @@ from gpuslice.sched_core.placement.one_node import on_few_nodes, on_one_node
 
 
 def round_up(devices: int, node_size: int, *, split: bool = False) -> int:
-    """The next consolidation-friendly size: 1, 2, 4, … up to a node, then whole nodes.
+    """Return the next consolidation-friendly size: 1, 2, 4, … up to a node, then whole nodes.
 
     Parameters
     ----------
@@ -41,7 +41,9 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def place_blocks(requests: Sequence[Request], free: FreeDevices) -> dict[str, tuple[int, ...]]:
-    """Devices for each job, the largest blocks first; takes from ``free`` what the jobs use.
+    """Return devices for each job, placing the largest blocks first.
+
+    Take from ``free`` what the jobs use.
 
     Jobs keep what they hold if the others then still find blocks; otherwise all are placed anew. A block that
     no node can hold is spread over what is left.
@@ -60,7 +62,7 @@ def place_blocks(requests: Sequence[Request], free: FreeDevices) -> dict[str, tu
 
 
 def local_search(jobs: Sequence[Job], free: FreeDevices) -> dict[str, tuple[int, ...]]:
-    """Devices for jobs of any size, on few nodes each: hill climbing over the order in which they are placed.
+    """Return devices for each job, on few nodes, by hill climbing over the order of placing.
 
     Starts with the largest first and exchanges two jobs of the order as long as that lowers the number of
     nodes used beyond the least possible. Jobs that do not fit are left out. Takes from ``free``.
@@ -89,7 +91,7 @@ def local_search(jobs: Sequence[Job], free: FreeDevices) -> dict[str, tuple[int,
 def _placed(
     requests: Sequence[Request], free: FreeDevices, *, keep: bool
 ) -> dict[str, tuple[int, ...]] | None:
-    """Every job within a block of whole nodes and one part of a node, or ``None``."""
+    """Return devices for all jobs, each in whole nodes and one part of a node. None if that is impossible."""
     placed: dict[str, tuple[int, ...]] = {}
     if keep:
         for request in requests:
@@ -109,7 +111,7 @@ def _placed(
 
 
 def _block(request: Request, free: FreeDevices) -> Sequence[int] | None:
-    """Take the block of ``request`` from ``free``; ``None`` if it cannot be had."""
+    """Take the block of ``request`` from ``free`` and return its devices. Return None if it does not fit."""
     if request.job.within:
         block = on_one_node(request.job, request.block, free)
         free.take(block or ())
@@ -137,7 +139,10 @@ def _spread(requests: Sequence[Request], free: FreeDevices) -> dict[str, tuple[i
 
 
 def _in_order(order: Sequence[Job], free: FreeDevices) -> dict[str, tuple[int, ...]]:
-    """Devices for ``order``, one after the other; in the end ``free`` is as before."""
+    """Return devices for the jobs of ``order``, placed one after the other.
+
+    ``free`` is as before in the end.
+    """
     placed: dict[str, tuple[int, ...]] = {}
     for job in order:
         devices = on_few_nodes(job, job.demand, free)

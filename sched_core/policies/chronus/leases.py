@@ -54,7 +54,7 @@ def need_of(
     lease_s: float,
     horizon: int,
 ) -> Need:
-    """The need of a job with ``work_s`` seconds of work left.
+    """Return the leases that a job needs for ``work_s`` seconds of remaining work.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def overbooked(claims: Iterable[Claim], capacity: int) -> bool:
-    """Whether some deadline comes before all the work that is due until then can be done, however planned.
+    """Return True if some deadline cannot be met by any plan, because too much work is due until then.
 
     A plan looks ahead to its horizon only; this sees beyond it.
     """
@@ -97,7 +97,7 @@ def overbooked(claims: Iterable[Claim], capacity: int) -> bool:
 
 
 def meets(plan: LeasePlan, needs: Sequence[Need], capacity: int) -> bool:
-    """Whether all ``needs`` meet a deadline with the leases that ``plan`` gives them."""
+    """Return True if all ``needs`` meet a deadline with the leases that ``plan`` gives them."""
     used: dict[int, int] = {}
     for need in needs:
         slots = plan.slots.get(need.job, ())
@@ -109,7 +109,7 @@ def meets(plan: LeasePlan, needs: Sequence[Need], capacity: int) -> bool:
 
 
 def greedy_plan(needs: Sequence[Need], capacity: int, *, late: bool = False) -> LeasePlan:
-    """The best of several orders of packing jobs into leases with room, best level first.
+    """Return the best of several plans that pack jobs into leases one by one, best level first.
 
     ``late`` packs the latest leases before the deadline instead of the earliest.
     """
@@ -126,7 +126,7 @@ def greedy_plan(needs: Sequence[Need], capacity: int, *, late: bool = False) -> 
 
 
 def most_reward(needs: Iterable[Need]) -> float:
-    """What all needs together can be worth at most."""
+    """Return the largest sum of rewards that all needs could have together."""
     return sum(need.levels[0].value for need in needs if need.levels)
 
 

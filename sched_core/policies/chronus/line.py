@@ -26,20 +26,23 @@ class Line:
         return job.id in self._keys
 
     def add(self, job: Job, key: Key) -> None:
-        """``job`` waits, or has another key from now on."""
+        """Insert ``job`` with this key, or change its key if it waits already."""
         self.remove(job)
         self._keys[job.id] = key
         insort(self._by_demand.setdefault(job.demand, []), (key, job))
 
     def remove(self, job: Job) -> None:
-        """``job`` waits no more, if it did."""
+        """Remove ``job`` if it waits."""
         key = self._keys.pop(job.id, None)
         if key is not None:
             line = self._by_demand[job.demand]
             del line[bisect_left(line, (key,))]
 
     def shortest(self, room: int, others: Iterable[tuple[Key, Job]] = ()) -> list[Job]:
-        """Whoever fits into what is left of ``room`` devices, one after the other; ``others`` wait, too."""
+        """Return the first jobs by key that fit into ``room`` devices one after the other.
+
+        ``others`` wait, too.
+        """
         further: dict[int, list[tuple[Key, Job]]] = {}
         for other in sorted(others):
             further.setdefault(other[1].demand, []).append(other)

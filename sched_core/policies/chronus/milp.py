@@ -41,12 +41,15 @@ class Problem(msgspec.Struct, frozen=True):
     seconds: float
 
     def task(self) -> Task:
-        """The problem as something that may be solved elsewhere; the answer is for ``solution``."""
+        """Return the problem as a task for ``View.compute``.
+
+        `solution` decodes its answer.
+        """
         return Task(f"{__name__}:{answer.__name__}", msgspec.msgpack.encode(self))
 
 
 def answer(problem: bytes) -> bytes:
-    """What ``Problem.task`` asks."""
+    """Solve the problem of ``Problem.task`` and return the answer as bytes."""
     asked = msgspec.msgpack.decode(problem, type=Problem)
     solved = solve(
         asked.needs,
@@ -61,17 +64,20 @@ def answer(problem: bytes) -> bytes:
 
 
 def solution(answer: bytes) -> Solved:
-    """What became of a problem."""
+    """Decode an answer of `answer`."""
     return msgspec.msgpack.decode(answer, type=Solved)
 
 
 def available() -> bool:
-    """Whether HiGHS is installed."""
+    """Return True if HiGHS is installed."""
     return importlib.util.find_spec("highspy") is not None
 
 
 def version() -> str:
-    """Which HiGHS that is: another one may choose another of several equally good plans."""
+    """Return the version of HiGHS.
+
+    Another version may choose another of several equally good plans.
+    """
     return f"highspy {importlib.metadata.version('highspy')}"
 
 
@@ -85,7 +91,7 @@ def solve(
     nodes: int = 200,
     seconds: float = 0.0,
 ) -> Solved:
-    """Maximize the sum of rewards.
+    """Return the plan that maximizes the sum of rewards, found by HiGHS.
 
     Parameters
     ----------
@@ -222,11 +228,14 @@ class _Model:
 
 
 def _silent(highspy: Any) -> Any:
-    """A solver that never writes to stdout, which is somebody's table."""
+    """Return a solver that writes nothing to stdout, where a table may be printed."""
 
     class Silent(highspy.Highs):  # type: ignore[misc]
         def enableCallbacks(self) -> None:
-            """Called by the constructor: it prints a banner, before anything can be told not to."""
+            """Do nothing.
+
+            The constructor calls this method, which would print a banner.
+            """
 
     solver = Silent()
     solver.setOptionValue("output_flag", False)
@@ -234,7 +243,7 @@ def _silent(highspy: Any) -> Any:
 
 
 def _level(need: Need, slots: Sequence[int]) -> int:
-    """The most rewarding level that ``slots`` meet."""
+    """Return the most rewarding level that a job meets with the leases ``slots``."""
     return next(
         index
         for index, level in enumerate(need.levels)

@@ -58,10 +58,9 @@ class Planner:
     def plan(
         self, needs: Sequence[Need], capacity: int, compute: Compute, *, late: bool = False
     ) -> tuple[LeasePlan, bool]:
-        """The plan with the largest reward that can be found, and whether it is the last word.
+        """Return the best plan found so far, and True if no better one is still being computed.
 
-        If it is not, it is the greedy plan, until the same question has another answer. ``late``: use the
-        first lease little.
+        While one is being computed, the plan is greedy. ``late``: use the first lease little.
         """
         greedy = greedy_plan(needs, capacity, late=late)
         if greedy.reward >= most_reward(needs):
@@ -78,7 +77,7 @@ class Planner:
     def admission(
         self, needs: Sequence[Need], capacity: int, compute: Compute
     ) -> tuple[LeasePlan | None, bool]:
-        """A plan in which all meet a deadline, if there is one, and whether that is known already."""
+        """Return a plan in which all needs meet a deadline, or None, and True if that answer is final."""
         greedy = greedy_plan(needs, capacity)
         if len(greedy.slots) == len(needs):
             self._count("admission_greedy_best")

@@ -123,20 +123,20 @@ class Chronus:
 
     @property
     def counters(self) -> dict[str, int]:
-        """How plans were found, and how many jobs were guaranteed a deadline or refused the guarantee."""
+        """Return how often plans were found in which way, and the numbers of guarantees and refusals."""
         return self._planner.counters
 
     @property
     def solver_version(self) -> str:
-        """Which solver makes the plans; empty: they are greedy."""
+        """Return the name and version of the solver. Return "" if plans are greedy."""
         return self._planner.solver_version
 
     def guaranteed(self, job: str) -> bool | None:
-        """Whether the deadline of a job is guaranteed; ``None``: not decided yet, or it has none."""
+        """Return True if the job's deadline is guaranteed, None if undecided or if it has no deadline."""
         return True if job in self._guaranteed else False if job in self._best_effort else None
 
     def plan(self, view: View) -> Plan:
-        """Admit what arrived; at boundaries lease anew; fill what is left."""
+        """Admit jobs that arrived, plan leases at their boundaries, and give out the remaining devices."""
         self._follow(view)
         if refused := self._decide(view):
             return Plan(refused, view.now_s + _SOON_S)
@@ -192,7 +192,7 @@ class Chronus:
                 self._undecided[job.id] = job
 
     def _note(self, decisions: Iterable[Decision], view: View) -> None:
-        """Remember who runs and who waits from now on."""
+        """Remember which jobs run and which wait after these decisions."""
         for decision in decisions:
             job = view.jobs[decision.job]
             if isinstance(decision, Start):
@@ -203,11 +203,11 @@ class Chronus:
                 self._line.add(job, self._key(job, view))
 
     def _key(self, job: Job, view: View) -> Key:
-        """Guaranteed jobs come last: their leases are set aside for them anyway."""
+        """Return the job's place in the best-effort order. Guaranteed jobs, which have leases, are last."""
         return (job.id in self._guaranteed, view.remaining_s(job) * job.demand, job.number)
 
     def _decide(self, view: View) -> list[Stop]:
-        """Guarantee deadlines or not, where that can be told; jobs that are refused are stopped."""
+        """Guarantee or refuse deadlines where that can be decided. Return stops for the refused jobs."""
         refused: list[Stop] = []
         for job in list(self._undecided.values()):
             if not view.measured(job) and view.now_s < job.spec.due_s:
@@ -237,7 +237,7 @@ class Chronus:
         return refused
 
     def _admits(self, job: Job, view: View, *, stays: bool) -> bool | None:
-        """Whether ``job`` can meet a deadline together with all jobs guaranteed already, if that is known."""
+        """Return True if ``job`` can be guaranteed beside all guaranteed jobs, None if not known yet."""
         start_s = view.now_s if self._lease_is_over(view) else _next(view.now_s, self._lease_s)
         others = [self._need(other, view, start_s) for other in self._guaranteed.values()]
         newcomer, capacity = self._need(job, view, start_s, stays=stays), view.cluster.size
@@ -261,12 +261,12 @@ class Chronus:
         return self._admits(job, view, stays=stays)
 
     def _claim(self, job: Job, view: View) -> Claim:
-        """What ``job`` is to be given until its last deadline."""
+        """Return the work that ``job`` must be given until its last deadline."""
         within_s = job.spec.due_s - view.now_s
         return Claim(self._block(job, view), self._work_s(job, view), within_s)
 
     def _why_not(self, job: Job, view: View) -> str:
-        """What to tell the owner of ``job``, which cannot be guaranteed any deadline."""
+        """Return the message to the owner of ``job``, which cannot be guaranteed any deadline."""
         left_s = job.spec.due_s - view.now_s
         if not view.measured(job):
             return "its deadline cannot be guaranteed: it has passed before its steps could be timed"
@@ -280,7 +280,7 @@ class Chronus:
         return max(0.0, view.remaining_s(job)) * self._margin
 
     def _need(self, job: Job, view: View, start_s: float, *, stays: bool = False) -> Need:
-        """What ``job`` needs of a plan that begins at ``start_s``; if it ``stays``, it runs until then."""
+        """Return the leases that ``job`` needs from ``start_s`` on. If ``stays``, it runs until then."""
         work_s = self._work_s(job, view)
         # Whoever has no lease may have to go before, and leases may change while a better plan is awaited.
         if stays or (job.id in self._leased and self._draft is None):
@@ -297,7 +297,7 @@ class Chronus:
         return self._boundary_s is not None and view.now_s >= self._boundary_s
 
     def _lease(self, view: View) -> list[Job]:
-        """Plan from here on; who holds the first lease. Who can meet no deadline loses the guarantee."""
+        """Plan leases anew, end guarantees that cannot be met, and return the first lease's holders."""
         needs = {job.id: self._need(job, view, view.now_s) for job in self._guaranteed.values()}
         for hopeless in [name for name, need in needs.items() if not need.levels]:
             del needs[hopeless]
@@ -306,7 +306,7 @@ class Chronus:
         return self._holders(view, self._finish(self._draft, view))
 
     def _go_on(self, view: View) -> list[Job] | None:
-        """Who holds the rest of the lease, if there is a better plan or it did not begin as planned."""
+        """Return the jobs that hold the rest of this lease. Return None if nothing needs to change."""
         plan = None if self._draft is None else self._finish(self._draft, view)
         if plan is not None and self._draft is None:
             return self._holders(view, plan)
@@ -314,7 +314,7 @@ class Chronus:
         return None if all(job.running for job in holders) else holders
 
     def _finish(self, draft: _Draft, view: View) -> LeasePlan:
-        """The best plan there is for ``draft``, which is done with if that is the last word.
+        """Return the best plan for ``draft`` so far. Drop the draft if that plan is final.
 
         Who runs longer than was promised of it loses the guarantee, if not all that are guaranteed can meet
         theirs.
@@ -335,19 +335,19 @@ class Chronus:
         return [view.jobs[name] for name in first if name in self._guaranteed]
 
     def _rank_again(self, job: Job, view: View) -> None:
-        """``job`` was guaranteed its deadline, or is no longer."""
+        """Give ``job`` a new key after it gained or lost its guarantee."""
         if job in self._line:
             self._line.add(job, self._key(job, view))
 
     def _lose(self, name: str, view: View) -> None:
-        """No longer guarantee the job its deadline."""
+        """Take the guarantee from the job."""
         self._rank_again(self._guaranteed.pop(name), view)
         del self._promised_s[name]
         self._best_effort.add(name)
         self.counters["guarantee_lost"] = self.counters.get("guarantee_lost", 0) + 1
 
     def _longest_overrun(self, view: View, names: Iterable[str]) -> str | None:
-        """Who of these guaranteed jobs runs longest beyond what was promised of it and the margin, if any."""
+        """Return the guaranteed job that exceeds its promised time and margin by most, if one does."""
         overruns_s = {
             name: self._total_s(job, view) - self._promised_s[name] * max(1.0, self._margin)
             for name in names
@@ -357,22 +357,22 @@ class Chronus:
         return name if name is not None and overruns_s[name] > _SOON_S else None
 
     def _total_s(self, job: Job, view: View) -> float:
-        """How long the whole of ``job`` runs on dedicated devices, in seconds."""
+        """Return how long the whole of ``job`` runs on dedicated devices, in seconds."""
         return job.progress_at(view.now_s) + view.remaining_s(job)
 
     def _others(self) -> dict[str, Job]:
-        """Who runs without a lease."""
+        """Return the jobs that run without a lease."""
         return {name: job for name, job in self._running.items() if name not in self._leased}
 
     def _keeping_devices(self) -> dict[str, Job]:
-        """Those of whom no new lease has the devices, which are taken."""
+        """Return the running jobs whose devices no new lease takes. Their devices are no longer free."""
         keeping = {name: job for name, job in self._others().items() if self._free.has(job.placement)}
         for job in keeping.values():
             self._free.take(job.placement)
         return keeping
 
     def _reassign(self, view: View, keeping: Mapping[str, Job]) -> list[Decision]:
-        """Decide anew who has what leases leave; of those that run, ``keeping`` may keep what they have."""
+        """Return decisions that give out what leases leave. ``keeping`` may keep their devices."""
         for name in self._leased:
             self._line.remove(view.jobs[name])
         room = self._free.total + sum(len(job.placement) for job in keeping.values())
@@ -395,5 +395,5 @@ def _number(job: Job) -> int:
 
 
 def _next(now_s: float, step_s: float) -> float:
-    """The first multiple of ``step_s`` after ``now_s``."""
+    """Return the first multiple of ``step_s`` after ``now_s``."""
     return (floor(now_s / step_s) + 1) * step_s

@@ -37,14 +37,17 @@ class Board:
         }
 
     def prices(self, gang: Job, view: View) -> dict[int, Price]:
-        """What it costs ``gang`` to have a device; its own come first, then free ones."""
+        """Return the cost of each device that ``gang`` could have: its own, free ones, single jobs'."""
         found: dict[int, Price] = dict.fromkeys(self._free, (0.0, 1))
         for device, job in self._singles.items():
             found[device] = (switch_s(job, gang.placement[:1], view), 2)
         return found | dict.fromkeys(gang.placement, (0.0, 0))
 
     def places(self, gang: Job, devices: Sequence[int]) -> dict[Job, tuple[int, ...]]:
-        """Where everybody is after ``gang`` got ``devices``; its ranks stay where they can."""
+        """Return the new devices of all jobs that move if ``gang`` gets ``devices``.
+
+        Its ranks stay where they can.
+        """
         wanted = set(devices)
         left = [device for device in gang.placement if device not in wanted]
         new = iter([device for device in devices if device not in gang.placement])
@@ -53,7 +56,7 @@ class Board:
         return places | {job: (device,) for job, device in zip(singles, left, strict=False)}
 
     def move(self, places: Mapping[Job, tuple[int, ...]]) -> None:
-        """``places`` are taken; nobody moves twice."""
+        """Record that jobs move to ``places``. No job moves twice."""
         self._free |= {device for job in places for device in job.placement}
         for job, devices in places.items():
             self._free -= set(devices)
@@ -61,6 +64,6 @@ class Board:
 
 
 def switch_s(job: Job, devices: Sequence[int], view: View) -> float:
-    """What it costs ``job`` to go on on ``devices``."""
+    """Return the seconds that a move to ``devices`` costs ``job``."""
     seconds = view.switch_s(job, devices)
     return _UNKNOWN_S if seconds is None else seconds

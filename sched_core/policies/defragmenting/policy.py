@@ -37,7 +37,7 @@ class Relocatable(Protocol):
     """A policy to whose order the places of jobs do not matter. Any other starts again after a move."""
 
     def relocated(self, moves: Mapping[Job, tuple[int, ...]]) -> None:
-        """Jobs that run go on on other devices, which are free, or which others of ``moves`` leave.
+        """Note that running jobs continue on other devices, which are free or left by another of ``moves``.
 
         Each ``placement`` is still where its job was.
         """
@@ -80,11 +80,11 @@ class Defragmenting(Wrapper):
 
     @property
     def counters(self) -> dict[str, int]:
-        """What the policy counted, and the moves."""
+        """Return the policy's counters and the numbers of moves."""
         return {**super().counters, "gangs_moved_together": self.gangs, "jobs_made_room": self.others}
 
     def plan(self, view: View) -> Plan:
-        """What the policy plans and, when somebody left, the moves that pay."""
+        """Return the policy's plan and, if a job left, the moves that pay."""
         departed = view.changes.reset or any(job.running for job in view.changes.finished)
         if self._outdated:
             self._outdated, view.changes = False, view.changes.outdated()
@@ -102,7 +102,10 @@ class Defragmenting(Wrapper):
         return Plan([*plan.decisions, *decisions], plan.wake_at_s)
 
     def _moves(self, decisions: Sequence[Decision], view: View) -> dict[Job, tuple[int, ...]]:
-        """New places by job; those who save most choose first."""
+        """Return new devices for the jobs that move.
+
+        Jobs that save most choose first.
+        """
         decided = {decision.job for decision in decisions}
         settled = [job for job in view.running() if job.id not in decided and job.since_s <= view.now_s]
         found = [(self._excess(job, view) * job.demand, job) for job in settled if len(job.placement) > 1]
@@ -121,7 +124,7 @@ class Defragmenting(Wrapper):
         return moves
 
     def _excess(self, job: Job, view: View) -> float:
-        """Seconds that ``job`` would save on the closest devices that there could be."""
+        """Return the seconds that ``job`` would save on the closest possible devices."""
         return _left_s(job, view) * (self._slowed(job, job.placement, view) - 1.0)
 
     def _slowed(self, job: Job, devices: Sequence[int], view: View) -> float:
@@ -130,7 +133,7 @@ class Defragmenting(Wrapper):
         return self._slowdown.on(job.spec, devices, view.cluster)
 
     def _best(self, gang: Job, board: Board, view: View) -> _Move | None:
-        """The move of ``gang`` that saves most, if one saves anything."""
+        """Return the move of ``gang`` that saves most. Return None if no move saves anything."""
         now = self._slowed(gang, gang.placement, view)
         count = len(gang.placement)
         best: _Move | None = None
@@ -146,6 +149,6 @@ class Defragmenting(Wrapper):
 
 
 def _left_s(job: Job, view: View) -> float:
-    """Work left, in seconds of a dedicated run."""
+    """Return the job's remaining work, in seconds of a dedicated run."""
     duration_s, done_s = view.knowledge.duration_s(job), job.progress_at(view.now_s)
     return done_s if duration_s is None or duration_s == inf else max(0.0, duration_s - done_s)

@@ -118,7 +118,7 @@ class Packing(Wrapper):
         self._former: set[str] = set()
 
     def slowdown(self, job: str) -> Interval | None:
-        """How much slower ``job`` is beside its host or guest, if it has one and that is known."""
+        """Return how much slower ``job`` is beside its partner. Return None if alone or not known."""
         for pair in self._pairs.values():
             for one, other in ((pair.host, pair.guest), (pair.guest, pair.host)):
                 if one.id == job:
@@ -126,7 +126,7 @@ class Packing(Wrapper):
         return None
 
     def plan(self, view: View) -> Plan:
-        """What the policy plans for single jobs and hosts, with the guests."""
+        """Plan for single jobs and hosts as the policy does, then add the guests."""
         if view.changes.reset:
             self._reset(view)
         inner = self._inner
@@ -159,7 +159,7 @@ class Packing(Wrapper):
         self._sharing = set(self._pairs)
 
     def _follow(self, view: View, changes: Changes) -> None:
-        """Take in who came and went; a guest whose host is gone takes its place."""
+        """Take in the jobs that came and ended. A guest whose host is gone takes the host's place."""
         changes.succeeded += view.changes.succeeded
         for job in view.changes.finished:
             self._sharing.discard(job.id)
@@ -200,7 +200,7 @@ class Packing(Wrapper):
             self._admit(job, self._inner.changes)
 
     def _separate(self, view: View) -> list[Decision]:
-        """Judge the pairs; end those whose slice together is over and those that do not pay."""
+        """End the pairs that do not pay, and those whose slice together is over."""
         decisions: list[Decision] = []
         for pair in list(self._pairs.values()):
             if not _fit(pair.host, pair.guest, view):
@@ -227,17 +227,17 @@ class Packing(Wrapper):
         return decisions
 
     def _doubtful(self, pair: Pair, found: Judgement) -> bool:
-        """Whether a pair seems to have got worse, but what is known of both alone is too little to say so."""
+        """Return True if a pair seems to have got worse, but its samples do not decide that."""
         return found.verdict is None and found.total.mean < WORSE and self._counts(pair)[1] >= MOST
 
     def _part(self, pair: Pair) -> list[Decision]:
-        """End a pair: its guest is suspended, if it runs, and then scheduled by itself."""
+        """End a pair. A running guest is suspended, and scheduled by itself from then on."""
         del self._pairs[pair.host.id]
         self._returning[pair.guest.id] = pair.guest
         return [Suspend(pair.guest.id)] if pair.guest.running else []
 
     def _tried(self, pair: Pair, view: View) -> bool:
-        """Whether this slice together has told as much as the slices alone before it, or will not."""
+        """Return True if this slice together has enough samples, or its time is over."""
         alone, together = self._counts(pair)
         return together >= max(alone, pair.samples + 1) or view.now_s >= pair.tried_until_s
 
@@ -249,7 +249,7 @@ class Packing(Wrapper):
         self.verdicts.append(PackVerdict(names, together, (first, second), found.total))
 
     def _propose(self, view: View, changes: Changes) -> None:
-        """Give jobs that run guests that wait: first those that are known to get along with them."""
+        """Give running jobs a waiting job as guest, first those that are known to get along."""
         if changes.reset:
             return
         waiting = self._waiting()
@@ -257,7 +257,7 @@ class Packing(Wrapper):
             self._give_guest(host, waiting, view, changes, trial=_trains(host, view))
 
     def _accompany(self, decisions: Sequence[Decision], view: View) -> None:
-        """Give jobs that are started now guests that are known to get along with them: no time is lost."""
+        """Give jobs that start now guests that are known to get along with them."""
         decided = {decision.job for decision in decisions}
         waiting = [job for job in self._waiting() if job.id not in decided]
         started = {decision.job for decision in decisions if isinstance(decision, Start)}
@@ -273,7 +273,10 @@ class Packing(Wrapper):
     def _give_guest(
         self, host: Job, waiting: list[Job], view: View, changes: Changes, *, trial: bool
     ) -> None:
-        """Join ``host`` with one of ``waiting``, if one may share; without ``trial``, if that is known."""
+        """Join ``host`` with one of ``waiting`` that may share.
+
+        Without ``trial``, only if that is known to pay.
+        """
         choices = [
             guest
             for guest in waiting
@@ -296,7 +299,7 @@ class Packing(Wrapper):
             changes.finished.append(guest)
 
     def _order(self, host: Job, guest: Job) -> tuple[bool, float, float, int]:
-        """Those first that are known to get along, then by what profiles say and how much each keeps busy."""
+        """Return the sort key of a guest: known pairs first, then by profile, then by how busy both are."""
         busy = self._throughput.busy(guest)
         known = self._known.get(_kinds(host, guest), False)
         priors = [self._prior(host, guest), self._prior(guest, host)]
@@ -307,7 +310,10 @@ class Packing(Wrapper):
         return self.priors.get((script_of(job.kind), script_of(beside.kind))) if self.priors else None
 
     def _may_share(self, host: Job, guest: Job, view: View) -> bool:
-        """Whether memory allows it, and what is known, or that both have trained alone since the last try."""
+        """Return True if memory allows the pair, and it is known or may be tried now.
+
+        A pair may be tried if both have trained alone since the last try.
+        """
         if not _fit(host, guest, view):
             return False
         known = self._known.get(_kinds(host, guest))
@@ -317,7 +323,7 @@ class Packing(Wrapper):
         return guest.executed_s > 0 and (alone > together or alone >= MOST)
 
     def _counts(self, pair: Pair) -> tuple[int, int]:
-        """Samples that there are of both: alone, together."""
+        """Return the numbers of samples of a pair: alone and together."""
         found = [self._samples(*pair_of) for pair_of in _both(pair)]
         return min(len(alone) for alone, _ in found), min(len(together) for _, together in found)
 
@@ -325,7 +331,7 @@ class Packing(Wrapper):
         return self._throughput.samples(job, None), self._throughput.samples(job, beside)
 
     def _together(self, decisions: Sequence[Decision]) -> Iterator[Decision]:
-        """The policy's decisions with what follows for the guests, and what pairs want besides."""
+        """Yield the policy's decisions, what follows from them for guests, and what pairs need besides."""
         decided: set[str] = set()
         for decision in decisions:
             decided.add(decision.job)
@@ -363,13 +369,16 @@ class Packing(Wrapper):
 
 
 def _fit(host: Job, guest: Job, view: View) -> bool:
-    """Whether the memory of a device is enough for both, as far as that is known."""
+    """Return True if the device's memory is enough for both jobs, as far as that is known."""
     needs = [job.spec.device_memory_bytes or ceil(job.peak_bytes * _MEMORY_MARGIN) for job in (host, guest)]
     return not view.device_memory_bytes or (all(needs) and sum(needs) <= view.device_memory_bytes)
 
 
 def script_of(command: str) -> str:
-    """A script with its arguments, wherever it lies: what profiles and jobs have in common."""
+    """Return a script's name, without its folder, and its arguments.
+
+    Profiles and jobs are matched by this.
+    """
     script, _, arguments = command.partition(" ")
     return f"{PurePath(script).name} {arguments}".rstrip()
 

@@ -47,14 +47,17 @@ class Packing:
         self.undone = 0
 
     def forget(self, job: Job) -> None:
-        """``job`` ended or moved: its pair is no more."""
+        """Remove the pair of ``job``, which ended or moved."""
         for guest, host in list(self.host_of.items()):
             if job.id in (guest, host):
                 del self.host_of[guest]
                 self._trials.pop(guest, None)
 
     def propose(self, candidates: Sequence[Job], utilization: Mapping[str, float], view: View) -> bool:
-        """Start a trial with the two ``candidates`` of least utilization that may get along, if any."""
+        """Start a trial with the two ``candidates`` of least utilization that may get along.
+
+        Return True if one began.
+        """
         paired = self.paired
         alone = sorted(
             (job for job in candidates if job.id not in paired),
@@ -74,7 +77,7 @@ class Packing:
         return False
 
     def judge(self, view: View) -> list[str]:
-        """End trials that ran long enough; the guests of the pairs that are undone."""
+        """End trials that ran long enough. Return the guests of pairs that are undone."""
         undone: list[str] = []
         for guest_id, trial in list(self._trials.items()):
             guest, host = view.jobs[guest_id], view.jobs[self.host_of[guest_id]]
@@ -104,17 +107,17 @@ class Packing:
 
     @property
     def paired(self) -> set[str]:
-        """All who are guest or host."""
+        """Return all jobs that are a guest or a host."""
         return {*self.host_of, *self.host_of.values()}
 
     @property
     def trying(self) -> bool:
-        """Whether some pair is being tried."""
+        """Return True if a pair is on trial."""
         return bool(self._trials)
 
 
 def _names(first: Job, second: Job) -> frozenset[str]:
-    """How a pair is remembered: by models if they are known, else by the jobs."""
+    """Return the name of a pair in the results: its models if known, else its jobs."""
     if first.spec.model and second.spec.model:
         return frozenset((first.spec.model, second.spec.model, ""))
     return frozenset((first.id, second.id))

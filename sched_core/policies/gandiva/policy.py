@@ -102,11 +102,11 @@ class Gandiva:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What introspection did."""
+        """Return the numbers of moves, growths and packings."""
         return {**self._counts, "packings_kept": self._packing.kept, "packings_undone": self._packing.undone}
 
     def plan(self, view: View) -> Plan:
-        """Assign servers to who arrived, move who should move, give the slice to whose turn it is."""
+        """Assign servers to new jobs, move jobs, and give the slice to the jobs whose turn it is."""
         departed = self._follow(view)
         now_s = view.now_s
         self._assign_servers(view)
@@ -127,7 +127,7 @@ class Gandiva:
         return Plan(decisions, self._wake_at(view))
 
     def _unreconciled(self, slice_is_over: bool) -> dict[int, Server]:
-        """Servers, by node, on which it may be different jobs' turn now; on all others everything goes on."""
+        """Return the servers, by node, on which other jobs may get their turn now."""
         found = set(self._servers.changed)
         self._servers.changed.clear()
         if slice_is_over:
@@ -137,7 +137,7 @@ class Gandiva:
         return self._servers.together(found)
 
     def _follow(self, view: View) -> bool:
-        """Take in what happened; whether somebody left."""
+        """Take in what happened. Return True if a job left."""
         if view.changes.reset:
             self._clear(view.cluster, view.now_s)
         for job in view.changes.finished:
@@ -160,7 +160,7 @@ class Gandiva:
         return bool(view.changes.finished)
 
     def _assign_servers(self, view: View) -> None:
-        """Find homes for those that queue, in order of arrival."""
+        """Find homes for queued jobs, in order of arrival."""
         # Servers only fill up here: where one job of a kind found no home, the next will not either.
         lines = dict(self._queue)
         while lines:
@@ -191,7 +191,7 @@ class Gandiva:
         return self._head_start_s[job.id] + job.executed_at(view.now_s) / job.spec.weight
 
     def _balance(self, view: View) -> None:
-        """Move jobs from over-subscribed servers to where there is room."""
+        """Move jobs from over-subscribed servers to servers with room."""
         # Room that a job leaves behind is too small for any size that found none before.
         stuck: set[int] = set()
         crowded = self._servers.crowded if self._servers.with_room else ()
@@ -221,7 +221,7 @@ class Gandiva:
         return True
 
     def _look(self, view: View) -> None:
-        """Introspection: packing where jobs take turns, emptying a server for a job that queues."""
+        """Look for improvements: pack jobs that take turns, and empty a server for a queued job."""
         self._next_look_s = (floor(view.now_s / self._look_s) + 1) * self._look_s
         if self._packs and view.measures_rates:
             for guest in self._packing.judge(view):
@@ -237,7 +237,7 @@ class Gandiva:
                 self._defragment(view)
 
     def _defragment(self, view: View) -> None:
-        """Empty the server with most room into fuller ones, if all of its jobs find room there."""
+        """Empty the server with most free devices into fuller ones, if all of its jobs fit there."""
         partly = [server for server in self._servers.all if 0 < server.wanted < server.size]
         if len(partly) < 2:
             return
@@ -248,7 +248,7 @@ class Gandiva:
             self._counts["emptied"] += all(moved)
 
     def _units(self, view: View, servers: Mapping[int, Server]) -> list[list[Job]]:
-        """Jobs that run together: a host with its guest, or a job alone; those first that had least time."""
+        """Return groups of jobs that run together (a host and its guest, or one job), least time first."""
         guest_of = {host: guest for guest, host in self._packing.host_of.items()}
         units = [
             [view.jobs[name], *([view.jobs[guest_of[name]]] if name in guest_of else [])]
@@ -262,7 +262,10 @@ class Gandiva:
     def _turns(
         self, view: View, free: Free, units: Iterable[list[Job]], *, rotate: bool
     ) -> dict[str, tuple[int, ...]]:
-        """Who has this slice, on which devices; without ``rotate`` whoever has it now goes on."""
+        """Return the devices of the jobs that have this slice.
+
+        Without ``rotate`` those that have it keep it.
+        """
         target: dict[str, tuple[int, ...]] = {}
         ranked = list(units)
         if not rotate:
@@ -283,18 +286,18 @@ class Gandiva:
         return target
 
     def _parts(self, job: Job) -> list[tuple[int, int]]:
-        """How many devices of which node ``job`` runs on when it is its turn."""
+        """Return the nodes of ``job``, and how many devices of each it uses when it has its turn."""
         return [(server.node, server.parts[job.id]) for server in self._servers.homes[job.id]]
 
     def _devices(self, job: Job, free: Free) -> tuple[int, ...]:
-        """Take devices of ``free`` for it: if it can be, those that it held last."""
+        """Take devices from ``free`` for ``job``: those that it held last, if possible."""
         devices: list[int] = []
         for node, part in self._parts(job):
             devices += _take(part, free[node], job.placement)
         return tuple(devices)
 
     def _grow(self, view: View, free: Free, target: dict[str, tuple[int, ...]]) -> None:
-        """Give devices of servers that have been quiet for a while to elastic jobs there."""
+        """Give idle devices of servers that have been quiet for a while to their elastic jobs."""
         if not self._grows:
             return
         pairs = self._packing.paired
@@ -311,7 +314,7 @@ class Gandiva:
     def _differences(
         self, view: View, jobs: Iterable[Job], target: Mapping[str, tuple[int, ...]]
     ) -> list[Decision]:
-        """Decisions after which exactly those of ``jobs`` run that are in ``target``; in order of arrival."""
+        """Return decisions after which exactly the jobs in ``target`` run, in order of arrival."""
         pairs = self._packing.paired
         decisions: list[Decision] = []
         for job in sorted(jobs, key=lambda job: job.number):
@@ -334,7 +337,10 @@ class Gandiva:
         return decisions
 
     def _wake_at(self, view: View) -> float | None:
-        """The end of the slice if jobs take turns, the next look if there is something to look at."""
+        """Return when to plan again: the end of the slice, or the next look.
+
+        The slice counts if jobs take turns, the look if there is something to look at.
+        """
         times = [] if self._slice_end_s is None else [self._slice_end_s]
         restless = self._slice_end_s is not None or self._queue or self._packing.trying
         may_grow = self._grows and any(
@@ -347,7 +353,7 @@ class Gandiva:
 
 
 def _take(count: int, free: list[int], rather: Iterable[int]) -> list[int]:
-    """Remove ``count`` devices from ``free``, as many as possible of those ``rather`` than others."""
+    """Remove ``count`` devices from ``free`` and return them, those of ``rather`` first."""
     own = [device for device in rather if device in free]
     taken = (own + [device for device in free if device not in own])[:count]
     free[:] = [device for device in free if device not in taken]
@@ -355,5 +361,8 @@ def _take(count: int, free: list[int], rather: Iterable[int]) -> list[int]:
 
 
 def _kind(job: Job) -> Kind:
-    """Jobs of one kind find a home or none alike."""
+    """Return what decides whether a job finds a home.
+
+    Jobs of one kind find a home or none alike.
+    """
     return job.demand, job.spec.weight, bool(job.within)

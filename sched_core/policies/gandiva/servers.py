@@ -71,7 +71,7 @@ class Servers:
         self._overload = overload
 
     def affinity(self, job: Job) -> int:
-        """1, 2, 4, … for jobs within a server; above that the next whole number of servers' devices."""
+        """Return the size class of ``job``: 1, 2, 4, …, above a server the next whole number of servers."""
         if job.demand > self.largest:
             return -(-job.demand // self.largest) * self.largest
         size = 1
@@ -80,7 +80,7 @@ class Servers:
         return min(size, self.largest)
 
     def find(self, job: Job) -> list[Server] | None:
-        """A home for a new job, by the paper's order; ``None``: it has to queue."""
+        """Return a home for a new job by the paper's order. Return None if it has to queue."""
         if job.demand > self.largest:
             return None if job.within else self._several(job)
         kind = self.affinity(job)
@@ -92,7 +92,7 @@ class Servers:
         return None
 
     def around(self, job: Job) -> list[Server] | None:
-        """The home that ``job`` has where it runs; ``None`` if its devices lie as those of no home do."""
+        """Return the home that matches the devices of a running job. Return None if no home does."""
         held = Counter(self._node_of[device] for device in job.placement)
         left = job.demand
         for node, count in held.items():
@@ -103,11 +103,14 @@ class Servers:
         return None if left else [self.all[node] for node in held]
 
     def empty(self, job: Job) -> Server | None:
-        """The first server that nobody belongs to, and that could take ``job``."""
+        """Return the first server without jobs that could take ``job``."""
         return self._least(job, 0, 1.0)
 
     def roomy(self, job: Job, besides: Iterable[Server]) -> Server | None:
-        """A server that takes ``job`` without over-subscription: of its affinity first, then the fullest."""
+        """Return a server that takes ``job`` without over-subscription.
+
+        Its affinity comes first, then the fullest.
+        """
         shunned = {server.node for server in besides}
         fitting = [
             server
@@ -121,7 +124,7 @@ class Servers:
         return min(fitting, key=lambda s: (s.affinity != kind, -s.wanted, s.node), default=None)
 
     def settle(self, job: Job, home: Sequence[Server], now_s: float) -> None:
-        """Let ``job`` belong to ``home``, filled in this order."""
+        """Make ``home`` the job's servers, filled in this order."""
         left = job.demand
         for server in home:
             part = min(left, server.size)
@@ -137,7 +140,7 @@ class Servers:
         self.changed.update(home)
 
     def leave(self, job: Job, now_s: float) -> None:
-        """``job`` belongs nowhere any more."""
+        """Remove ``job`` from its home."""
         for server in self.homes.pop(job.id, ()):
             self._unlist(server)
             part = server.parts.pop(job.id)
@@ -150,7 +153,7 @@ class Servers:
             self._list(server)
 
     def together(self, servers: Iterable[Server]) -> dict[int, Server]:
-        """``servers`` and those that they share jobs with, directly or not, by node."""
+        """Return ``servers`` and all servers that share jobs with them, directly or indirectly, by node."""
         found = {server.node: server for server in servers}
         reached = list(found.values())
         while reached:
@@ -163,18 +166,18 @@ class Servers:
         return found
 
     def _list(self, server: Server) -> None:
-        """Note how loaded ``server`` is."""
+        """Insert ``server`` into the lists by load."""
         insort(self._by_load.setdefault(server.affinity, []), (server.load, server.node))
         (self.crowded.add if server.wanted > server.size else self.crowded.discard)(server)
         (self.with_room.add if server.wanted < server.size else self.with_room.discard)(server)
 
     def _unlist(self, server: Server) -> None:
-        """``server`` is about to change."""
+        """Remove ``server`` from the lists by load, before it changes."""
         alike = self._by_load[server.affinity]
         del alike[bisect_left(alike, (server.load, server.node))]
 
     def _least(self, job: Job, affinity: int, limit: float) -> Server | None:
-        """The least loaded server of ``affinity`` that stays within ``limit``."""
+        """Return the least loaded server of ``affinity`` that stays within ``limit``."""
         for load, node in self._by_load.get(affinity, ()):
             server = self.all[node]
             if server.parts and load + job.spec.weight * job.demand / self.largest > limit * _FULL:
@@ -186,7 +189,7 @@ class Servers:
         return None
 
     def _several(self, job: Job) -> list[Server] | None:
-        """As few whole servers as hold ``job``: unassigned ones, else the least loaded."""
+        """Return as few whole servers as hold ``job``: unassigned ones, else the least loaded."""
         chosen: list[Server] = []
         left = job.demand
         ranked: Iterable[Server] = (self.all[node] for _, node in merge(*self._by_load.values()))
@@ -204,7 +207,7 @@ class Servers:
 
 
 def _can_host(server: Server, job: Job) -> bool:
-    """Whether ``server`` is large enough for ``job``, and one that it may be on."""
+    """Return True if ``server`` is large enough for ``job`` and the job may be on it."""
     return job.demand <= server.size and (not job.within or server.node in job.within)
 
 

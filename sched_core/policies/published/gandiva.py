@@ -37,7 +37,7 @@ class NodeSet:
         self.jobs: list[Job] = []
 
     def add(self, job: Job) -> None:
-        """Let ``job`` wait for its turn here."""
+        """Append ``job`` to those that take turns here."""
         self.load += 1
         self.jobs.append(job)
 
@@ -60,7 +60,7 @@ class PublishedGandiva:
     _seen: object = None
 
     def plan(self, view: View) -> Plan:
-        """One tick."""
+        """Return the plan of one tick."""
         if view.changes.reset:
             self._reset(view.cluster)
         before = self._picture() if self._seen is None else self._seen
@@ -91,7 +91,7 @@ class PublishedGandiva:
         self.joined_s: dict[int, float] = {}
 
     def _picture(self) -> object:
-        """Everything that the next tick depends on."""
+        """Return everything on which the next tick depends, to be compared."""
         return (
             [
                 (len(one.nodes), one.load, [job.id for job in one.jobs])
@@ -102,7 +102,7 @@ class PublishedGandiva:
         )
 
     def _end(self, gone: set[str], *, turn: bool) -> tuple[bool, bool]:
-        """Give turns, let go who ended; whether somebody's turn was over, and whether nodes became free."""
+        """Give turns and remove ended jobs. Return whether a turn was over, and whether nodes became free."""
         turned = released = False
         for group in self._sets.values():
             for one in list(group):
@@ -117,7 +117,7 @@ class PublishedGandiva:
         return turned, released
 
     def _join(self, job: Job, now_s: float) -> bool:
-        """Find a node set for ``job``; False: it has to wait."""
+        """Find a node set for ``job``. Return False if it has to wait."""
         if job.demand not in self._sets:
             known = ", ".join(map(str, sorted(SIZES)))
             raise ConfigError(
@@ -189,14 +189,17 @@ class PublishedGandiva:
             _hand_out(jobs, group)
 
     def _shrink(self, group: list[NodeSet], count: int) -> None:
-        """Dissolve the first ``count`` node sets, but for one."""
+        """Dissolve the first ``count`` node sets, keeping at least one."""
         taken = group[: min(count, len(group) - 1)]
         del group[: len(taken)]
         self._free += [node for one in taken for node in one.nodes]
         _hand_out([job for one in taken for job in one.jobs], group)
 
     def _target(self, cluster: Cluster) -> dict[str, tuple[int, ...]]:
-        """Devices of those whose turn it is; whoever has some on its node set keeps them."""
+        """Return the devices of the jobs whose turn it is.
+
+        A job that has devices on its node set keeps them.
+        """
         target: dict[str, tuple[int, ...]] = {}
         for size, group in self._sets.items():
             for one in group:
@@ -214,7 +217,10 @@ class PublishedGandiva:
         return target
 
     def _wake_at(self, view: View, *, quiet: bool) -> float | None:
-        """The next tick, or if nothing changes from tick to tick, the next one that gives turns."""
+        """Return the next tick.
+
+        If nothing changes from tick to tick, return the next one that gives turns.
+        """
         if not view.jobs:
             return None
         if not quiet:
@@ -226,7 +232,7 @@ class PublishedGandiva:
 
 
 def _hand_out(jobs: Iterable[Job], group: list[NodeSet]) -> None:
-    """One by one to the least loaded node set."""
+    """Give each job to the least loaded node set, one by one."""
     group_is_sorted = False
     for job in jobs:
         group[0].add(job)

@@ -36,7 +36,7 @@ class PublishedShortest(RankedPolicy[Entry]):
         self._event = 0
 
     def remaining(self, entry: Entry, view: View) -> float:
-        """What is ordered by."""
+        """Return the remaining time by which jobs are ordered."""
         return view.remaining_s(entry.job) * (entry.size if self.by_devices else 1)
 
     def plan(self, view: View) -> Plan:
@@ -73,7 +73,10 @@ class PublishedExpected(RankedPolicy[Entry]):
         self._sequence = 0
 
     def expected(self, executed_s: float) -> float:
-        """Mean of the samples above ``executed_s``, not less it, without the largest one."""
+        """Return the mean of the samples above ``executed_s``, without the largest.
+
+        The definition would subtract ``executed_s``.
+        """
         return self.means[bisect_right(self.services, executed_s)]
 
     def waiting_key(self, entry: Entry, view: View) -> Key:
@@ -131,7 +134,7 @@ class PublishedLongestPending:
 
 
 def _means_above(services: Sequence[int]) -> list[float]:
-    """For each number of samples passed over, the mean of the others but the last one."""
+    """Return, for each number of skipped samples, the mean of the others without the last one."""
     last, sums = len(services) - 1, [0, *accumulate(services)]
     means = [round((sums[last] - sums[first]) / (last - first), 2) for first in range(last)]
     return [*means, services[last], 0.0]

@@ -64,7 +64,7 @@ class PublishedDlas(Mlfq):
         self._spent_s.pop(entry, None)
 
     def rank(self, entry: MlfqEntry, view: View) -> Key:
-        """What goes before the order of joining; nothing for LAS."""
+        """Return what goes before the order of joining in the key. Return an empty key for LAS."""
         return ()
 
     def waiting_key(self, entry: MlfqEntry, view: View) -> Key:
@@ -90,7 +90,7 @@ class PublishedDlas(Mlfq):
                 self.ranking.rekey(entry, (*entry.key[:-2], 1, -next(self._sequence)))
 
     def wake_at(self, view: View) -> float | None:
-        """The published wake-up times: limit minus time (not GPU time), divided by devices.
+        """Return the published wake-up time: limit minus time (not GPU time), divided by devices.
 
         Too late for some demotions and too early for others, which matters because promotions are looked for
         only when something happens.
@@ -105,7 +105,7 @@ class PublishedDlas(Mlfq):
         return self._next_promotion(now_s, wake_s)
 
     def _watch(self, entry: MlfqEntry, now_s: float) -> None:
-        """Note when ``entry``, which runs from now on or in another queue, will wake the policy."""
+        """Note when ``entry``, which now runs or changed its queue, will wake the policy."""
         if entry.level == len(self.limits):
             self._spent_s.pop(entry, None)
             return
@@ -154,7 +154,7 @@ class PublishedGittins(PublishedDlas):
         return (-self.index.at(self.attained(entry, view.now_s)), entry.job.spec.submit_s)
 
     def update(self, view: View) -> None:
-        """Indices of running jobs have changed; ties keep the order of the last plan."""
+        """Sort again after the indices of running jobs have changed. Ties keep the order of the last plan."""
         self.ranking.rekey_running(lambda place, entry: (entry.level, *self.rank(entry, view), 0, place))
         super().update(view)
 

@@ -89,23 +89,23 @@ class Agent:
         self._works[job.id] = duration_s, duration_s * job.demand
 
     def learn_speeds(self, view: View) -> None:
-        """Learn how fast its elastic jobs are on as many devices as they were measured on."""
+        """Learn the measured speeds of the app's elastic jobs."""
         for job, _ in self._elastic.values():
             if job.id in self.jobs:
                 self._speeds[job.id].learn(view.throughput.speeds(job))
 
     def gains(self, job: Job, devices: int) -> bool:
-        """Whether ``job`` may have ``devices`` devices, and is faster on them than on one less."""
+        """Return True if ``job`` may have ``devices`` devices and is faster than on one less."""
         return devices <= job.most and self._speeds[job.id].gains(devices, job.demand)
 
     def _rate(self, job: Job, devices: int) -> float:
-        """Progress per second of ``job`` on ``devices`` devices that lie together."""
+        """Return the progress per second of ``job`` on ``devices`` devices of one node."""
         if job.least == job.most:
             return devices / job.demand
         return self._speeds[job.id].rate(devices, job.demand)
 
     def _best_rate(self, job: Job, devices: float) -> float:
-        """The same on as many of ``devices`` devices as make it fastest; it gets its least number anyhow."""
+        """Return the best progress per second on up to ``devices`` devices, at least its least number."""
         if job.least == job.most:
             return 1.0
         count = job.least
@@ -114,7 +114,10 @@ class Agent:
         return self._rate(job, count)
 
     def ideal_s(self, view: View, crowd_s: float) -> float:
-        """T_id: the finish time alone on a 1/N share, N the average number of apps since the app was seen."""
+        """Return T_id: the finish time alone on a 1/N share.
+
+        N is the average number of apps since the app was seen.
+        """
         if self._ideal_at[:2] != (view.now_s, crowd_s):
             self._ideal_at = (view.now_s, crowd_s, self._ideal_now_s(view, crowd_s))
         return self._ideal_at[2]
@@ -132,13 +135,13 @@ class Agent:
         return ideal_s * max(1.0, contention) if whole else ideal_s
 
     def rho(self, view: View, crowd_s: float) -> float:
-        """ρ = T_sh / T_id with what the app holds now; infinite if it holds nothing."""
+        """Return ρ = T_sh / T_id with what the app holds now. Return infinity if it holds nothing."""
         held = [self._gang(job, view) for job in self.jobs.values() if job.running]
         # Without any, all terms but the wait are finite.
         return self._rho(view, crowd_s, held, wait_s=inf) if held else inf
 
     def nothing(self, view: View, crowd_s: float, wait_s: float) -> float:
-        """1/ρ if the app gets no more than it holds, and the next offer comes in ``wait_s``."""
+        """Return the value 1/ρ of getting nothing more, if the next offer comes in ``wait_s``."""
         if len(self.jobs) == 1:
             # The same as below without the detours: most apps are one job, and all that wait are asked.
             (job,) = self.jobs.values()
@@ -162,7 +165,7 @@ class Agent:
         *,
         every_node: bool = True,
     ) -> Bid:
-        """The answer to ``offer``: for 1, 2, … jobs of ``asking`` placed on it, what that would be worth.
+        """Return the app's bid: what 1, 2, … jobs of ``asking`` placed on ``offer`` would be worth.
 
         A single job that fits on one node bids for each such node, tightest fit first. Elastic jobs bid for
         their least numbers of devices so; then for one device after the other more, while that makes them
@@ -185,7 +188,10 @@ class Agent:
         return job.id, where(job.placement, view.cluster)
 
     def _rho(self, view: View, crowd_s: float, gangs: Iterable[Gang], wait_s: float) -> float:
-        """ρ if the app's jobs held ``gangs``; without any, if all were well in ``wait_s``."""
+        """Return ρ if the app's jobs held ``gangs``.
+
+        Without gangs, if all its jobs began in ``wait_s``.
+        """
         works: list[tuple[float, float]] = []
         devices = 0
         given = dict(gangs)
@@ -210,7 +216,10 @@ class Agent:
 
 
 def _duration_s(job: Job, view: View) -> float:
-    """All work, in seconds of a dedicated run; twice what was done if it has needed more than it said."""
+    """Return the job's total work, in seconds of a dedicated run.
+
+    Return twice what was done if it has exceeded what it stated.
+    """
     duration_s = view.duration_s(job)
     if duration_s < inf:
         return duration_s
@@ -219,12 +228,12 @@ def _duration_s(job: Job, view: View) -> float:
 
 
 def _left_s(job: Job, view: View) -> float:
-    """What is left of that."""
+    """Return the job's remaining work, in seconds of a dedicated run."""
     return _duration_s(job, view) - job.progress_at(view.now_s)
 
 
 def _joint(works: Sequence[tuple[float, float]], devices: float, goal: Goal) -> float:
-    """Finish time of (seconds, device-seconds) jobs on ``devices`` devices: of all, or of the first."""
+    """Return the finish time of (seconds, device-seconds) jobs on so many devices: of all, or the first."""
     if len(works) == 1:
         seconds, work = works[0]
         return max(seconds, work / devices)

@@ -69,7 +69,7 @@ class Arbiter:
     def share_out(
         self, view: View, crowd_s: float, offer: FreeDevices, contenders: Sequence[Contender], wait_s: float
     ) -> list[Grant]:
-        """Give away ``offer``, which is used up as far as anybody can use it.
+        """Give away ``offer`` as far as any job can use it. Return the grants.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class Arbiter:
         wait_s: float,
         part: float,
     ) -> list[Grant]:
-        """Give ``contender`` what of ``offer`` is best for it, for the whole lease."""
+        """Give ``contender`` what is best for it of ``offer``, for the whole lease. Return the grants."""
         options = contender.agent.bid(view, crowd_s, offer, asking, wait_s, part, every_node=False).options
         if not options:
             return []
@@ -142,7 +142,7 @@ class Arbiter:
 
 
 def _kept(option: Option, fraction: float) -> list[Gang]:
-    """The first gangs of ``option`` that fit into ``fraction`` of its devices."""
+    """Return the first gangs of ``option`` that fit into ``fraction`` of its devices."""
     left = fraction * option.size + 1e-9
     kept: list[Gang] = []
     for gang in option.gangs:
@@ -154,7 +154,7 @@ def _kept(option: Option, fraction: float) -> list[Gang]:
 
 
 def _grown(grants: Sequence[Grant], offer: FreeDevices, agents: Mapping[str, Agent]) -> list[Grant]:
-    """``grants`` with one device after the other more, for the smallest of those that gain by it."""
+    """Add single devices to ``grants``, always to the smallest job that gains by one. Return the grants."""
     devices = {grant.job.id: grant.devices for grant in grants}
     growing = [grant.job for grant in grants if grant.job.least < grant.job.most]
     while growing and offer.total:
@@ -172,7 +172,10 @@ def _grown(grants: Sequence[Grant], offer: FreeDevices, agents: Mapping[str, Age
 
 
 def _next_to(job: Job, devices: Sequence[int], offer: FreeDevices) -> int | None:
-    """A free device on a node of ``devices``, else, if ``job`` may have it, on the node that has most."""
+    """Return a free device on a node of ``devices``.
+
+    Else, if the job may be there, one of the node with most free devices.
+    """
     nodes = [node for node in offer.cluster.nodes(devices) if offer.on_node[node]]
     if job.within and not nodes:
         return None
@@ -181,7 +184,10 @@ def _next_to(job: Job, devices: Sequence[int], offer: FreeDevices) -> int | None
 
 
 def _settle(offer: FreeDevices, won: Sequence[tuple[Gang, float]], jobs: Sequence[Job]) -> list[Grant]:
-    """Turn devices by node into devices; a job that won what it had keeps just that, if free."""
+    """Choose numbered devices for what was won by node.
+
+    A job that won what it had keeps it, if free.
+    """
     by_id = {job.id: job for job in jobs}
     node_of = offer.cluster.node_of
     grants: dict[str, Grant] = {}

@@ -32,7 +32,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def auction(offer: Sequence[int], bids: Sequence[Bid], *, effort: int = 5_000) -> Verdict:
-    """Share out ``offer`` so that the product of values is largest, and charge for the harm done to others.
+    """Share out ``offer`` so that the product of values is largest, and charge the harm done to others.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ class Option(msgspec.Struct, frozen=True):
 
     @property
     def counts(self) -> dict[int, int]:
-        """Devices by node."""
+        """Return the number of devices by node."""
         total: dict[int, int] = {}
         for _, counts in self.gangs:
             for node, count in counts:
@@ -33,7 +33,7 @@ class Option(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Devices in all."""
+        """Return the number of devices."""
         return sum(count for _, counts in self.gangs for _, count in counts)
 
 

@@ -94,11 +94,11 @@ class Themis:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Auctions held, and those whose search was cut short."""
+        """Return the numbers of auctions, and of those whose search was cut short."""
         return {"auctions": self.arbiter.auctions, "auctions_inexact": self.arbiter.inexact}
 
     def plan(self, view: View) -> Plan:
-        """Take in what happened, end leases that are over, auction what is free."""
+        """Take in what happened, end leases that are over, and auction what is free."""
         decisions: list[Decision] = []
         stopped = self._follow(view)
         decisions += [Stop(job.id, "the tuner gave it up") for job in stopped]
@@ -113,7 +113,7 @@ class Themis:
         return Plan(decisions, self._ends[0][0] if self._ends else round_end_s)
 
     def _ended(self, now_s: float) -> list[Job]:
-        """Whose leases are over, in order of arrival."""
+        """Return the jobs whose leases are over, in order of arrival."""
         ended: dict[str, Job] = {}
         while self._ends and self._ends[0][0] <= now_s:
             end_s, _, name = heappop(self._ends)
@@ -126,7 +126,7 @@ class Themis:
         heappush(self._ends, (end_s, job.number, job.id))
 
     def _could_grow(self) -> bool:
-        """Whether a job that runs might be faster on more devices."""
+        """Return True if a running job might be faster on more devices."""
         running = [job for job in self._elastic.values() if job.running]
         return any(self.agents[_app(job)].gains(job, len(job.placement) + 1) for job in running)
 
@@ -164,12 +164,12 @@ class Themis:
         return decisions
 
     def _until(self, now_s: float, round_end_s: float, share: float) -> float:
-        """End of a lease of which ``share`` of the rest of the round was paid for."""
+        """Return the end of a lease that was paid for ``share`` of the rest of the round."""
         end_s = now_s + max(share, _SHORTEST) * (round_end_s - now_s)
         return round_end_s if round_end_s - end_s < _SHORTEST * self._lease_s else end_s
 
     def _follow(self, view: View) -> list[Job]:
-        """Bring agents up to date; the jobs that the tuner stops."""
+        """Bring the agents up to date. Return the jobs that the tuner stops."""
         self._crowd_s += len(self.agents) * (view.now_s - self._counted_s)
         self._counted_s = view.now_s
         if view.changes.reset:
@@ -195,7 +195,7 @@ class Themis:
         return stopped
 
     def _start_again(self, view: View) -> None:
-        """Take in the whole picture; apps keep their history."""
+        """Take in all jobs anew. Apps keep their history."""
         self._clear()
         self._free = view.free()
         self._running = {job.id: job for job in view.running()}
@@ -237,5 +237,5 @@ class Themis:
 
 
 def _app(job: Job) -> str:
-    """Jobs without an app are apps of their own."""
+    """Return the job's app. A job without one is an app of its own."""
     return job.spec.app or f"job {job.id}"

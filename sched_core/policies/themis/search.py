@@ -50,12 +50,12 @@ class Bidder:
         self.node_classes = [known.setdefault(tuple(sorted(ways)), len(known)) for ways in said]
 
     def worth(self, choice: int) -> float:
-        """The value of option ``choice``."""
+        """Return the value of option ``choice``."""
         return self._bid.nothing if choice < 0 else self._bid.options[choice].value
 
 
 def relaxed(bidders: Sequence[Bidder], capacity: int, after: Sequence[list[float]] = ()) -> list[list[float]]:
-    """``bounds[k][c]``: the largest product of bidders k, k+1, … with ``c`` devices of any node.
+    """Return ``bounds[k][c]``: the largest product of bidders k, k+1, … with ``c`` devices of any node.
 
     ``after`` has the bounds of bidders that follow, if there are any.
     """
@@ -111,7 +111,7 @@ class Search:
             )
 
     def _descend(self, depth: int, left: int, product: float, state: int) -> None:
-        """Try every way of bidder ``depth`` that may still beat the best known.
+        """Try every option of bidder ``depth`` that may still beat the best known product.
 
         ``state`` adds up a mark for the room on each node; nodes that can be swapped have the same marks.
         """
@@ -145,7 +145,9 @@ class Search:
 
 
 def _marks(offer: Sequence[int], bidders: Sequence[Bidder]) -> list[list[int]]:
-    """By node and room: a number whose sum over nodes tells how many nodes of each kind have which room.
+    """Return a number for each node and room.
+
+    The sum over nodes tells how many nodes of each kind have which room.
 
     Nodes of one kind mean the same to every bidder: states that differ by swapping them are one.
     """

@@ -38,11 +38,14 @@ class Tuner:
         self._rung_s: dict[str, float] = {}
 
     def succeeded(self, rest: Iterable[Job]) -> list[Job]:
-        """A job of an app ended well: those of the ``rest`` to stop."""
+        """Return the jobs of the ``rest`` to stop after a job of their app ended well."""
         return list(rest) if self.goal == "first" else []
 
     def worse_half(self, app: str, jobs: Sequence[Job], view: View) -> list[Job]:
-        """Those to stop, once every job of ``app`` has reached the rung; jobs without a known loss stay."""
+        """Return the jobs to stop once every job of ``app`` has reached the rung.
+
+        Jobs without a known loss stay.
+        """
         if not self.watches or len(jobs) < 2:
             return []
         rung_s = self._rung_s.get(app, self._first_rung_s)
@@ -54,5 +57,5 @@ class Tuner:
         return [job for _, _, job in judged[(len(judged) + 1) // 2 :]]
 
     def forget(self, app: str) -> None:
-        """``app`` is over."""
+        """Remove ``app``, which is over."""
         self._rung_s.pop(app, None)

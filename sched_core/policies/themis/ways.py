@@ -15,14 +15,14 @@ Gains = Callable[[Job, int], bool]
 
 
 def gang_size(gang: Gang) -> int:
-    """Devices of ``gang``."""
+    """Return the number of devices of ``gang``."""
     return sum(count for _, count in gang[1])
 
 
 def ways(
     asking: Sequence[Job], offer: FreeDevices, gains: Gains, widest: float, *, every_node: bool = True
 ) -> Iterator[list[Gang]]:
-    """For 1, 2, … jobs of ``asking`` with their least numbers of devices; then with more, to ``widest``.
+    """Yield gangs for 1, 2, … jobs of ``asking`` with their least numbers of devices, then with more.
 
     Without ``every_node`` only the first of nodes that are as good as each other for a single job.
     """
@@ -71,7 +71,7 @@ def _wider(
     widest: float,
     cluster: Cluster,
 ) -> Iterator[list[Gang]]:
-    """``gangs`` with one device after the other more, for the smallest of those that gain by it."""
+    """Yield ``gangs`` with one more device at a time, for the smallest job that gains by it."""
     growing = [number for number, (name, _) in enumerate(gangs) if jobs[name].least < jobs[name].most]
     size = sum(map(gang_size, gangs))
     while growing and size < widest and any(left.values()):
@@ -94,7 +94,7 @@ def _wider(
 def _packed(
     job: Job, demand: int, left: dict[int, int], cluster: Cluster
 ) -> tuple[tuple[int, int], ...] | None:
-    """The tightest node that takes ``demand`` devices, else the emptiest nodes until it is met.
+    """Return the tightest node that takes ``demand`` devices, else the emptiest nodes until it is met.
 
     A job that needs one node stays on its own if that will do, and waits rather than take several.
     """
@@ -124,7 +124,7 @@ def _on_one_node(
 
 
 def where(devices: Sequence[int], cluster: Cluster) -> tuple[tuple[int, int], ...]:
-    """On which nodes how many of ``devices`` lie."""
+    """Return the nodes of ``devices``, and how many lie on each."""
     counts: dict[int, int] = {}
     for device in devices:
         node = cluster.node_of[device]

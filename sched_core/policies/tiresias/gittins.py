@@ -30,7 +30,10 @@ class GittinsIndex:
         self._until = (nan, 0)
 
     def within(self, attained: float, more: float) -> float:
-        """P(S - a <= D | S > a) / E[min(S - a, D) | S > a] for one ``D`` = ``more``; 0 if no S exceeds a."""
+        """Return P(S - a <= D | S > a) / E[min(S - a, D) | S > a] for ``D`` = ``more``.
+
+        Return 0 if no S exceeds a.
+        """
         services, sums = self.services, self.sums
         first = bisect_right(services, attained)
         until = attained + more
@@ -45,7 +48,7 @@ class GittinsIndex:
         return completing / (used + more * (len(services) - beyond))
 
     def best(self, attained: float) -> float:
-        """The index proper: the largest ``within`` over all ``D``. One pass over the sample."""
+        """Return the Gittins index: the largest ``within`` over all ``D``. One pass over the sample."""
         first = bisect_right(self.services, attained)
         longer = self.services[first:]
         return max((self.within(attained, service - attained) for service in longer), default=0.0)
@@ -65,7 +68,7 @@ class PublishedIndex:
         self.table = [self._entry(service - 1, more) for service in self.services]
 
     def at(self, attained: float) -> float:
-        """The index of a job that attained ``attained``."""
+        """Return the index of a job that attained ``attained``."""
         position = bisect_right(self.services, int(attained))
         return self.table[position] if position < len(self.table) else 0.0
 
@@ -81,12 +84,12 @@ class PublishedIndex:
 
 
 def _half_up(value: float, digits: int) -> float:
-    """Round to so many decimals; what lies exactly between two goes up."""
+    """Round to so many decimals; halves go up."""
     return float(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
 def yarn_services() -> list[int]:
-    """The sample that is used where no distribution is known; see data/README.md."""
+    """Return the sample of services that is used where no distribution is known; see data/README.md."""
     text = (
         files("gpuslice.sched_core.policies").joinpath("data/yarn-gput1000.csv").read_text(encoding="utf-8")
     )

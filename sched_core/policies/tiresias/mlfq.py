@@ -53,7 +53,7 @@ class MlfqEntry(Entry):
         self.due_s = inf
 
     def go_on_from(self, former: MlfqEntry) -> None:
-        """Count from the same promotion, or arrival, as ``former`` of the same job."""
+        """Count waiting time and service from where ``former``, an entry of the same job, counts."""
         self.waited_s = former.waited_s
         if former.base_executed_s:
             self.entered_s, self.started_s = former.entered_s, former.started_s
@@ -117,7 +117,7 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         self._former: dict[int, MlfqEntry] = {}
 
     def level(self, job: str) -> int | None:
-        """The queue of a job, 0 the first."""
+        """Return the queue of a job; 0 is the first."""
         entry = self._entries.get(job)
         return None if entry is None else entry.level
 
@@ -126,7 +126,7 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         """Give ``entry``, which just changed its queue, a new key."""
 
     def attained(self, entry: MlfqEntry, now_s: float) -> float:
-        """What counts against the thresholds."""
+        """Return the service that counts against the thresholds."""
         if self.by_devices:
             return entry.job.service_at(now_s) - entry.base_service_s
         return entry.job.executed_at(now_s) - entry.base_executed_s
@@ -219,7 +219,7 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         self.requeued(entry, view)
 
     def _demotion_s(self, entry: MlfqEntry, now_s: float) -> float:
-        """When a running entry reaches the end of its queue."""
+        """Return when a running entry reaches the end of its queue."""
         if entry.level == len(self.limits):
             return inf
         job = entry.job
@@ -230,7 +230,7 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         return since_s + (left / len(entry.devices) if self.by_devices else left)
 
     def _promotion_s(self, entry: MlfqEntry, now_s: float) -> float:
-        """When a waiting entry, suspended now, will have waited for long enough."""
+        """Return when an entry that waits from now on will have waited long enough for a promotion."""
         executed_s = entry.job.executed_at(now_s) - entry.base_executed_s
         if entry.level == 0 or self.promote == inf or executed_s <= 0:
             return inf

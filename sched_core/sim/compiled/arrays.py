@@ -116,14 +116,17 @@ OPTIONS: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
 
 
 def compiled(function: F) -> F:
-    """Compile ``function`` when it is first called by compiled code."""
+    """Return ``function``, compiled when compiled code first calls it."""
     jit: Any = numba.njit  # Its annotations lack these options.
     jitted: F = jit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
     return jitted
 
 
 def inlined(function: F) -> F:
-    """The same for a few lines in an inner loop: passing all arrays on would take longer than they do."""
+    """Return ``function``, compiled into its callers.
+
+    For a few lines in an inner loop, passing all arrays would take longer.
+    """
     jit: Any = numba.njit
     jitted: F = jit(no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True, **OPTIONS)(function)
     return jitted
@@ -131,7 +134,7 @@ def inlined(function: F) -> F:
 
 @inlined
 def urgent(w: World, one: int, other: int) -> bool:
-    """Whether job ``one`` goes before ``other``: by key, column by column, then by number."""
+    """Return True if job ``one`` goes before ``other``: by key, column by column, then by number."""
     for column in range(5):
         if w.jobs[one].key[column] != w.jobs[other].key[column]:
             return bool(w.jobs[one].key[column] < w.jobs[other].key[column])

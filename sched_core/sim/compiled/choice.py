@@ -20,7 +20,7 @@ _LOAD_S, _COMPILE_S = 1.0, 30.0
 
 
 def worth_compiling(simulation: Simulation) -> Form | None:
-    """What to run compiled, if ``simulation`` can be and the engine proper would take longer."""
+    """Return the compiled form of ``simulation``. Return None if it cannot be compiled or would not gain."""
     form = form_of(simulation)
     if form is None:
         return None
@@ -34,14 +34,14 @@ def worth_compiling(simulation: Simulation) -> Form | None:
 
 
 def is_kept(form: Form) -> bool:
-    """Whether what runs ``form`` was compiled before."""
+    """Return True if the code that runs ``form`` was compiled before."""
     loop = "node_sets.advance_sets" if form.rule.kind == NODE_SETS else "loop.advance"
     return any(kept_in().glob(f"*/{loop}-*.nbi"))
 
 
 @cache
 def kept_in() -> Path:
-    """Where compiled code is kept: a folder named after its sources, and where they are.
+    """Return the folder of compiled code, named after its sources and where they are.
 
     Numba itself looks at the contents of one of them only, and uses nothing that was compiled elsewhere.
     """

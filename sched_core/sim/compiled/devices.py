@@ -54,7 +54,7 @@ class Found(NamedTuple):
 
 
 def assign(held: Held, demand: Any, log: Any, found: Found) -> int:
-    """Go through ``log``; how many spans ended."""
+    """Go through ``log`` and record who held what. Return how many spans ended."""
     spans = filled = 0
     for i in range(len(log)):
         job = log[i].job
@@ -73,7 +73,7 @@ def assign(held: Held, demand: Any, log: Any, found: Found) -> int:
 
 @compiled
 def choose(held: Held, job: int, wanted: int) -> None:
-    """Take devices of the nodes with the fewest free ones, the lowest numbers first (``Count.choose``)."""
+    """Take devices for ``job``: of the nodes with the fewest free ones, lowest first (``Count.choose``)."""
     held.holdings[job].first = held.holdings[job].last = -1
     for left in range(1, len(held.nodes)):
         node = 0
@@ -85,7 +85,7 @@ def choose(held: Held, job: int, wanted: int) -> None:
 
 @compiled
 def take(held: Held, job: int, node: int, count: int) -> int:
-    """Give ``job`` the first ``count`` free devices of ``node``; returns ``count``."""
+    """Give ``job`` the first ``count`` free devices of ``node``. Return ``count``."""
     held.nodes[held.left[node]] -= 1
     held.left[node] -= count
     held.nodes[held.left[node]] += 1
@@ -106,7 +106,7 @@ def take(held: Held, job: int, node: int, count: int) -> int:
 
 @compiled
 def give(held: Held, job: int, devices: Any, filled: int) -> None:
-    """List what ``job`` holds from place ``filled`` of ``devices`` on, and set it free."""
+    """Free the devices of ``job`` and list them in ``devices`` from place ``filled`` on."""
     device = held.holdings[job].first
     while device >= 0:
         devices[filled] = device

@@ -7,7 +7,7 @@ from .arrays import ENDING, WAITING, World, compiled, inlined, urgent
 
 @inlined
 def before(w: World, kind: int, first: float, one: int, other_first: float, other: int) -> bool:
-    """Whether job ``one`` comes before ``other`` in heaps of ``kind``, ordered by ``first`` first."""
+    """Return True if job ``one`` comes before ``other`` in heaps of ``kind``, ordered by ``first`` first."""
     if first != other_first:
         return first < other_first
     return urgent(w, one, other) if kind == WAITING else one < other
@@ -15,7 +15,7 @@ def before(w: World, kind: int, first: float, one: int, other_first: float, othe
 
 @compiled
 def sift(w: World, kind: int, row: int, at: int) -> None:
-    """Put the job at position ``at`` of the heap of ``w.groups[row]`` where it belongs."""
+    """Move the job at position ``at`` of the heap of ``w.groups[row]`` to where it belongs."""
     start, filled = w.groups[row].start, w.groups[row].filled
     heap, firsts = w.slots[kind], w.firsts[kind]
     job, first = heap[start + at], firsts[start + at]
@@ -49,7 +49,7 @@ def move(w: World, kind: int, source: int, start: int, at: int) -> None:
 
 @compiled
 def push(w: World, kind: int, job: int) -> None:
-    """Add ``job``, which is not in it, to its heap of ``kind``."""
+    """Add ``job``, which is not in the heap of ``kind``, to it."""
     j = w.jobs[job]
     row = j.group if kind == WAITING else w.clock[0].groups + kind - 1
     group = w.groups[row]
@@ -62,7 +62,10 @@ def push(w: World, kind: int, job: int) -> None:
 
 @compiled
 def pull(w: World, kind: int, job: int) -> None:
-    """Take ``job`` from its heap of ``kind``, if it is in it; what it is ordered by has not changed."""
+    """Remove ``job`` from its heap of ``kind``, if it is in it.
+
+    Its keys must not have changed.
+    """
     at = w.jobs[job].at[kind]
     if at < 0:
         return
@@ -77,6 +80,6 @@ def pull(w: World, kind: int, job: int) -> None:
 
 @compiled
 def top(w: World, kind: int) -> int:
-    """The first job of the heap of ``kind``, or -1."""
+    """Return the first job of the heap of ``kind``, or -1."""
     group = w.groups[w.clock[0].groups + kind - 1]
     return int(w.slots[kind, group.start]) if group.filled else -1

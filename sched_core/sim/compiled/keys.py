@@ -36,7 +36,7 @@ def executed_at(w: World, job: int, now: float) -> float:
 
 @inlined
 def attained_at(w: World, job: int, now: float) -> float:
-    """What counts in queues and for ``las``: service, or time, since the first queue was entered."""
+    """Return the service or time that counts in queues and for ``las``, since the first queue was entered."""
     j = w.jobs[job]
     if not w.clock[0].by_devices:
         return float(executed_at(w, job, now) - j.base_executed)
@@ -46,7 +46,7 @@ def attained_at(w: World, job: int, now: float) -> float:
 
 @compiled
 def up_to(samples: Any, value: float) -> int:
-    """How many of the ascending ``samples`` are at most ``value``."""
+    """Return how many of the ascending ``samples`` are at most ``value``."""
     low, high = 0, len(samples)
     while low < high:
         middle = (low + high) // 2
@@ -59,7 +59,7 @@ def up_to(samples: Any, value: float) -> int:
 
 @compiled
 def index_at(w: World, job: int, now: float) -> float:
-    """``PublishedIndex.at``, or ``GittinsIndex.within`` up to the end of the queue."""
+    """Return ``PublishedIndex.at``, or ``GittinsIndex.within`` up to the end of the queue."""
     clock = w.clock[0]
     samples = w.numbers[clock.queues : clock.queues + clock.samples]
     table = w.numbers[clock.queues + clock.samples :]
@@ -80,7 +80,7 @@ def index_at(w: World, job: int, now: float) -> float:
 
 @compiled
 def set_key(w: World, job: int, now: float) -> None:
-    """``waiting_key`` of each order, and what else running jobs are given."""
+    """Set the job's key as ``waiting_key`` of its order does, and what else running jobs need."""
     j, key, clock = w.jobs[job], w.jobs[job].key, w.clock[0]
     kind = clock.kind
     if kind == FIRST:

@@ -27,7 +27,9 @@ OVER, MORE, STUCK = range(3)
 
 
 def advance(w: World, events: int) -> int:
-    """Simulate so many events; ``MORE``: that was not all, ``STUCK``: the policy would be woken too early.
+    """Simulate so many events.
+
+    Return ``MORE`` if events are left, ``STUCK`` if the policy would be woken too early.
 
     At one instant completions come first, then arrivals, then the plan, which releases before it grants.
     """
@@ -47,7 +49,7 @@ def advance(w: World, events: int) -> int:
 
 @compiled
 def has_room(w: World) -> bool:
-    """Whether the log takes another event: all that run end, as many are suspended, and as many start."""
+    """Return True if the log has room for the most that one event can add."""
     return bool(len(w.log) == 0 or w.clock[0].logged + 3 * w.clock[0].capacity <= len(w.log))
 
 
@@ -62,7 +64,7 @@ def note(w: World, job: int, now: float, gives: bool) -> None:
 
 @compiled
 def process_arrivals_and_ends(w: World, now: float) -> None:
-    """Time passes, jobs end, and others arrive."""
+    """Let time pass, end jobs and let others arrive."""
     clock = w.clock[0]
     pass_time(w, now)
     complete(w, now)
@@ -86,7 +88,7 @@ def carry_out(w: World, now: float) -> None:
 
 @compiled
 def watch_room(w: World, now: float) -> None:
-    """Start and stop the clocks of who waits although there is room (``Waits.update``)."""
+    """Start and stop the clocks of jobs that wait although there is room (``Waits.update``)."""
     free = w.clock[0].free
     for row in range(w.clock[0].groups):
         group = w.groups[row]
@@ -100,14 +102,14 @@ def watch_room(w: World, now: float) -> None:
 
 @compiled
 def room_at(w: World, job: int, now: float) -> float:
-    """What the clock of jobs as large as ``job`` shows (``Clock.at``)."""
+    """Return the clock of jobs as large as ``job`` (``Clock.at``)."""
     group = w.groups[w.jobs[job].group]
     return float(group.room + (now - group.since) if group.roomy else group.room)
 
 
 @compiled
 def take_order(w: World, now: float) -> None:
-    """List who is started and suspended under an order (``RankedPolicy.plan``)."""
+    """List the jobs that are started and suspended under an order (``RankedPolicy.plan``)."""
     update(w, now)
     if w.clock[0].kind == PENDING_LONGEST:
         walk(w)
@@ -123,7 +125,7 @@ def take_order(w: World, now: float) -> None:
 
 @compiled
 def walk(w: World) -> None:
-    """Start whoever is first, passing over everybody behind one that starts (``PublishedLongestPending``)."""
+    """Start jobs in order, passing over the job after each started one (``PublishedLongestPending``)."""
     clock, pending, kept = w.clock[0], w.slots[PENDING], 0
     walking = True
     for place_in_line in range(clock.pending):
@@ -140,7 +142,7 @@ def walk(w: World) -> None:
 
 @compiled
 def next_instant(w: World) -> float:
-    """The earliest of the next arrival, completion and wake-up (``Simulation._next_instant``)."""
+    """Return the earliest of the next arrival, completion and wake-up (``Simulation._next_instant``)."""
     clock, job = w.clock[0], top(w, ENDING)
     arrival = w.jobs[clock.arrived].submit if clock.arrived < len(w.jobs) else inf
     ending = w.jobs[job].end if job >= 0 else inf
@@ -155,7 +157,7 @@ def next_instant(w: World) -> float:
 
 @compiled
 def pass_time(w: World, now: float) -> None:
-    """Let the clock run that jobs share (``Simulation._pass_time``)."""
+    """Advance the clock that jobs share (``Simulation._pass_time``)."""
     clock = w.clock[0]
     elapsed = now - clock.now
     if elapsed <= 0:
@@ -218,7 +220,7 @@ def finish(w: World, job: int, now: float) -> None:
 
 @compiled
 def decide(w: World, now: float) -> None:
-    """List who was flipped for good: started, and suspended, most urgent first."""
+    """List the jobs that are started and suspended for good, most urgent first."""
     clock = w.clock[0]
     clock.started = clock.suspended = 0
     for i in range(clock.flipped):
@@ -278,7 +280,7 @@ def release(w: World, job: int, now: float) -> None:
 
 @compiled
 def hold(w: World, devices: int) -> None:
-    """Count what is taken or, below 0, given back, where no ranking does."""
+    """Count devices that are taken or, below 0, given back, under policies without a ranking."""
     clock = w.clock[0]
     if clock.kind == NODE_SETS:
         clock.free -= devices

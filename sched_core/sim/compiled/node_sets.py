@@ -60,7 +60,7 @@ def advance_sets(w: World, n: Sets, events: int) -> int:
 
 @compiled
 def next_look(w: World) -> float:
-    """The next arrival, or the tick at which something is seen (``Ticks._next_instant``)."""
+    """Return the next arrival, or the tick at which a change is seen (``Ticks._next_instant``)."""
     clock, next_s = w.clock[0], next_instant(w)
     arrival = w.jobs[clock.arrived].submit if clock.arrived < len(w.jobs) else inf
     if next_s in (arrival, clock.wake):
@@ -71,7 +71,7 @@ def next_look(w: World) -> float:
 
 @compiled
 def take_turns(w: World, n: Sets, now: float, came: int, gone: bool) -> None:
-    """One tick: list who is started and suspended (``PublishedGandiva.plan``).
+    """List the jobs that one tick starts and suspends (``PublishedGandiva.plan``).
 
     Jobs from number ``came`` on have arrived since the last one; ``gone``: some have ended.
     """
@@ -97,7 +97,10 @@ def take_turns(w: World, n: Sets, now: float, came: int, gone: bool) -> None:
 
 @compiled
 def picture(w: World, n: Sets, compare: bool) -> bool:
-    """Note everything that the next tick depends on, or say whether it is as noted (``_picture``)."""
+    """Record everything on which the next tick depends.
+
+    With ``compare`` return True if it is as recorded (``_picture``).
+    """
     length, same = 0, True
     for place in range(w.clock[0].sizes):
         row = int(w.numbers[place])
@@ -126,7 +129,7 @@ def mark(w: World, n: Sets, length: int, value: int, compare: bool, same: bool) 
 
 @compiled
 def append(w: World, n: Sets, number: int, job: int) -> None:
-    """Let ``job`` wait for its turn in a set, without counting it as load."""
+    """Append ``job`` to those that take turns in a set, without counting it as load."""
     one = n.sets[number]
     w.jobs[job].after = -1
     if one.head < 0:
@@ -139,7 +142,10 @@ def append(w: World, n: Sets, number: int, job: int) -> None:
 
 @compiled
 def end(w: World, n: Sets, turn: bool) -> tuple[bool, bool]:
-    """Give turns, let go who ended; whether a turn was over, and whether nodes became free (``_end``)."""
+    """Give turns and remove ended jobs (``_end``).
+
+    Return whether a turn was over, and whether nodes became free.
+    """
     clock = w.clock[0]
     turned = released = False
     for place in range(clock.sizes):
@@ -174,7 +180,7 @@ def end(w: World, n: Sets, turn: bool) -> tuple[bool, bool]:
 
 @compiled
 def new_set(w: World, n: Sets, row: int) -> int:
-    """A set for jobs of the size of ``row``, if there are nodes for it, at the end of the list; else -1."""
+    """Add a set for jobs of the size of ``row`` at the end of the list. Return it, or -1 without nodes."""
     clock, group = w.clock[0], w.groups[row]
     nodes = ceil(group.demand / clock.node_size)
     if nodes > clock.idle_nodes:
@@ -208,7 +214,7 @@ def first_goes_last(w: World, n: Sets, row: int) -> None:
 
 @compiled
 def sort_sets(w: World, n: Sets, row: int) -> None:
-    """Least loaded first; equals keep their order."""
+    """Sort the sets, least loaded first; equals keep their order."""
     sets = n.lists[row]
     for i in range(1, w.groups[row].sets):
         number, at = sets[i], i
@@ -220,7 +226,7 @@ def sort_sets(w: World, n: Sets, row: int) -> None:
 
 @compiled
 def join(w: World, n: Sets, job: int, now: float) -> bool:
-    """Find a set for ``job``; False: it has to wait (``_join``)."""
+    """Find a set for ``job``. Return False if it has to wait (``_join``)."""
     row = w.jobs[job].group
     group, sets = w.groups[row], n.lists[row]
     if group.sets:
@@ -240,7 +246,7 @@ def join(w: World, n: Sets, job: int, now: float) -> bool:
 
 @compiled
 def retry(w: World, n: Sets, now: float) -> None:
-    """Let those join that wait, passing over everybody behind one that does (``_retry``)."""
+    """Let waiting jobs join, passing over the job after each that joins (``_retry``)."""
     clock, pending = w.clock[0], w.slots[PENDING]
     kept, follows = 0, False
     for i in range(clock.pending):
@@ -296,7 +302,7 @@ def expand(w: World, n: Sets, row: int, count: int) -> None:
 
 @compiled
 def shrink(w: World, n: Sets, row: int, count: int) -> None:
-    """Dissolve the first ``count`` sets, but for one (``_shrink``)."""
+    """Dissolve the first ``count`` sets, keeping at least one (``_shrink``)."""
     group, sets, jobs = w.groups[row], n.lists[row], 0
     count = min(count, group.sets - 1)
     for i in range(count):
@@ -310,7 +316,7 @@ def shrink(w: World, n: Sets, row: int, count: int) -> None:
 
 @compiled
 def collect(w: World, n: Sets, one: Any, jobs: int) -> int:
-    """Take all jobs of a set, and list them behind the ``jobs`` listed so far."""
+    """Take all jobs of a set and list them behind the ``jobs`` listed so far. Return their number."""
     job = one.head
     while job >= 0:
         w.slots[JOINING, jobs] = job
@@ -322,7 +328,7 @@ def collect(w: World, n: Sets, one: Any, jobs: int) -> int:
 
 @compiled
 def hand_out(w: World, n: Sets, row: int, jobs: int) -> None:
-    """Listed jobs, one by one, to the least loaded set (``_hand_out``)."""
+    """Give the listed jobs, one by one, to the least loaded set (``_hand_out``)."""
     for i in range(jobs):
         number = int(n.lists[row, 0])
         append(w, n, number, int(w.slots[JOINING, i]))
@@ -332,7 +338,10 @@ def hand_out(w: World, n: Sets, row: int, jobs: int) -> None:
 
 @compiled
 def decide_turns(w: World, n: Sets) -> bool:
-    """List who is started and suspended; whether somebody waits for a turn (``_target``, ``difference``)."""
+    """List the jobs to start and suspend.
+
+    Return True if one waits for a turn (``_target``, ``difference``).
+    """
     clock, waiting = w.clock[0], False
     clock.started = clock.suspended = 0
     for place in range(clock.sizes):

@@ -30,7 +30,7 @@ from .rules import (
 
 @compiled
 def expect(w: World, job: int, due: float) -> None:
-    """Note when ``job`` will change its queue, if it goes on as it does."""
+    """Note when ``job`` will change its queue if nothing happens."""
     pull(w, DUE, job)
     pull(w, RISING, job)
     w.jobs[job].due = due
@@ -42,7 +42,7 @@ def expect(w: World, job: int, due: float) -> None:
 
 @compiled
 def demotion(w: World, job: int, now: float) -> float:
-    """When a job that runs reaches the end of its queue (``Mlfq._demotion_s``)."""
+    """Return when a running job reaches the end of its queue (``Mlfq._demotion_s``)."""
     j = w.jobs[job]
     if j.level == w.clock[0].queues:
         return inf
@@ -53,7 +53,7 @@ def demotion(w: World, job: int, now: float) -> float:
 
 @compiled
 def promotion(w: World, job: int, now: float) -> float:
-    """When a job that waits from now on will have waited for long enough (``_promotion_s``)."""
+    """Return when a job that waits from now on will have waited long enough (``_promotion_s``)."""
     j, clock = w.jobs[job], w.clock[0]
     executed = executed_at(w, job, now) - j.base_executed
     if j.level == 0 or clock.promote == inf or executed <= 0:
@@ -66,7 +66,7 @@ def promotion(w: World, job: int, now: float) -> float:
 
 @compiled
 def watch(w: World, job: int, now: float) -> None:
-    """When ``job`` will have run for as long as its queue has device-seconds (``PublishedDlas._watch``)."""
+    """Note when ``job`` will have run as long as its queue has device-seconds (``PublishedDlas._watch``)."""
     j = w.jobs[job]
     last = j.level == w.clock[0].queues
     j.spent = inf if last else now + w.numbers[j.level] - (executed_at(w, job, now) - j.base_executed)
@@ -74,7 +74,7 @@ def watch(w: World, job: int, now: float) -> None:
 
 @compiled
 def change_queues(w: World, now: float) -> None:
-    """Demote and promote what is due (``Mlfq.update``)."""
+    """Demote and promote the jobs that are due (``Mlfq.update``)."""
     published = w.clock[0].kind >= PUBLISHED_QUEUES
     count, job = 0, top(w, DUE)
     while job >= 0 and w.jobs[job].due <= now:
@@ -103,7 +103,7 @@ def change_queues(w: World, now: float) -> None:
 
 @compiled
 def expect_of_newest(w: World, now: float) -> None:
-    """Expect of whoever came last what the last of those that run promises (``PublishedExpected.update``)."""
+    """Give the newest job the expectation of the last running one (``PublishedExpected.update``)."""
     clock = w.clock[0]
     if clock.newest < 0 or clock.count == 0:
         return
@@ -165,7 +165,7 @@ def settle(w: World, now: float) -> None:
 
 @compiled
 def begin_slices(w: World) -> None:
-    """Who was let run is in the present round now (``RoundRobin.settled``): all, or who was just started."""
+    """Put the jobs that run into the present round (``RoundRobin.settled``): all, or those just started."""
     clock = w.clock[0]
     if clock.count and w.firsts[ORDER, 0] >= NEXT_ROUND:
         for i in range(clock.count):
@@ -181,7 +181,7 @@ def begin_slices(w: World) -> None:
 
 @compiled
 def settle_queues(w: World, now: float) -> None:
-    """Counters of the queues (``Mlfq.settled``, ``PublishedDlas.settled``)."""
+    """Update the counters of the queues (``Mlfq.settled``, ``PublishedDlas.settled``)."""
     for i in range(w.clock[0].started):
         job = int(w.slots[STARTED, i])
         j = w.jobs[job]
@@ -199,7 +199,7 @@ def settle_queues(w: World, now: float) -> None:
 
 @compiled
 def running_first(w: World) -> None:
-    """Within a queue, running jobs come before waiting ones (``PublishedDlas.settled``)."""
+    """Put running jobs before waiting ones within each queue (``PublishedDlas.settled``)."""
     clock, count = w.clock[0], 0
     for i in range(clock.count):
         if w.jobs[w.slots[ORDER, i]].sunk:
@@ -216,7 +216,7 @@ def running_first(w: World) -> None:
 
 @compiled
 def move(w: World, job: int, waits: int) -> None:
-    """Put ``job`` at the end of those that run in its queue, or at the head of those that wait."""
+    """Put ``job`` at the end of the running jobs of its queue, or at the head of the waiting ones."""
     w.clock[0].turn += 1
     unrank(w, job)
     j = w.jobs[job]
@@ -227,7 +227,7 @@ def move(w: World, job: int, waits: int) -> None:
 
 @compiled
 def wake_at(w: World, now: float) -> float:
-    """When keys will change although nothing happens, or infinity (``RankedPolicy.wake_at``)."""
+    """Return when keys will change although nothing happens, or infinity (``RankedPolicy.wake_at``)."""
     clock = w.clock[0]
     kind = clock.kind
     waits = crowded(w)
@@ -252,7 +252,7 @@ def wake_at(w: World, now: float) -> float:
 
 @compiled
 def published_wake(w: World, now: float) -> float:
-    """The published simulator's wake-ups, its mistakes included (``PublishedDlas.wake_at``).
+    """Return the published simulator's wake-up, with its mistakes (``PublishedDlas.wake_at``).
 
     Of whole seconds, as the peer has, the floor of a quotient is what ``//`` gives, twenty times as fast.
     """

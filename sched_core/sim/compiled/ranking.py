@@ -20,7 +20,7 @@ _ROUNDING = 1e-9
 
 @inlined
 def first_of(w: World, job: int) -> float:
-    """By what a running job is ordered first: its key, less what others may have grown by since it got it.
+    """Return a running job's first sort value: its key, less what others may have grown by since.
 
     So of whoever has an old key it is never less than by a key of the present: who is last by keys of the
     present is found by giving one to whoever is last, until that one had it before (``at_present``).
@@ -30,7 +30,7 @@ def first_of(w: World, job: int) -> float:
 
 @inlined
 def position(w: World, job: int) -> int:
-    """How many running jobs come before ``job``."""
+    """Return how many running jobs come before ``job``."""
     order, firsts, first = w.slots[ORDER], w.firsts[ORDER], first_of(w, job)
     low, high = 0, w.clock[0].count
     while low < high:
@@ -45,14 +45,14 @@ def position(w: World, job: int) -> int:
 
 @inlined
 def ahead(w: World, place: int, job: int) -> bool:
-    """Whether who runs at ``place``, certainly, comes before ``job``, which waits."""
+    """Return True if the job that runs at ``place`` certainly comes before the waiting ``job``."""
     first, other = w.firsts[ORDER, place], w.jobs[job].key[0] - w.clock[0].pace * w.clock[0].now
     return bool(first < other if first != other else urgent(w, w.slots[ORDER, place], job))
 
 
 @inlined
 def shift(row: Any, at: int, until: int, by: int) -> None:
-    """Move what lies from ``at`` up to ``until`` one place up or, with ``by`` below 0, down.
+    """Move the entries from ``at`` up to ``until`` one place up or, with ``by`` below 0, down.
 
     Places that cannot be negative let it be compiled to a single move.
     """
@@ -69,7 +69,7 @@ def shift(row: Any, at: int, until: int, by: int) -> None:
 
 @compiled
 def rank(w: World, job: int) -> None:
-    """Put ``job`` where its key, which is of the present, says (``Ranking.add``)."""
+    """Insert ``job`` by its up-to-date key (``Ranking.add``)."""
     j, clock = w.jobs[job], w.clock[0]
     if not j.runs:
         push(w, WAITING, job)
@@ -86,7 +86,7 @@ def rank(w: World, job: int) -> None:
 
 @compiled
 def unrank(w: World, job: int) -> None:
-    """Take ``job`` out, before its key changes (``Ranking.remove``)."""
+    """Remove ``job`` before its key changes (``Ranking.remove``)."""
     j, clock = w.jobs[job], w.clock[0]
     if not j.runs:
         pull(w, WAITING, job)
@@ -108,7 +108,7 @@ def rekey(w: World, job: int, now: float) -> None:
 
 @compiled
 def order_anew(w: World) -> None:
-    """Sort what runs, which is nearly sorted, by keys that changed."""
+    """Sort the running jobs, which are nearly sorted, by changed keys."""
     order, firsts = w.slots[ORDER], w.firsts[ORDER]
     for i in range(w.clock[0].count):
         job, first, at = order[i], first_of(w, order[i]), i
@@ -122,7 +122,7 @@ def order_anew(w: World) -> None:
 
 @compiled
 def refresh(w: World) -> None:
-    """Give running jobs keys of the present, in orders that shift as jobs run (``Ranking.refresh``).
+    """Compute up-to-date keys of running jobs, in orders that shift as jobs run (``Ranking.refresh``).
 
     Who was started at this very moment has one.
     """
@@ -147,7 +147,7 @@ def refresh(w: World) -> None:
 
 @inlined
 def uncertain(w: World, place: int) -> bool:
-    """Whether somebody else may be at ``place`` by keys of the present; all behind it are certain."""
+    """Return True if another job may be at ``place`` by up-to-date keys. All behind ``place`` are certain."""
     clock, firsts = w.clock[0], w.firsts[ORDER]
     if clock.kind == GITTINS:
         return bool(w.jobs[w.slots[ORDER, place]].level < clock.queues)  # in the last queue keys stay
@@ -160,7 +160,7 @@ def uncertain(w: World, place: int) -> bool:
 
 @inlined
 def at_present(w: World, place: int) -> int:
-    """Who runs at ``place`` by keys of the present, after all behind it (``Ranking._backwards``)."""
+    """Return the job at ``place`` by up-to-date keys, after all behind it (``Ranking._backwards``)."""
     if w.clock[0].expired and uncertain(w, place):
         make_certain(w, place)
     return int(w.slots[ORDER, place])
@@ -168,7 +168,7 @@ def at_present(w: World, place: int) -> int:
 
 @compiled
 def make_certain(w: World, place: int) -> None:
-    """Give keys of the present to whoever may be at ``place`` or behind it; to all if these are many."""
+    """Compute up-to-date keys of the jobs that may be at ``place`` or behind it; of all if these are many."""
     clock, few = w.clock[0], w.clock[0].count // _FEW
     while clock.expired and uncertain(w, place):
         job = w.slots[ORDER, clock.fresh - 1]
@@ -195,7 +195,7 @@ def sort(w: World, row: int, count: int, by_key: bool) -> None:
 
 @compiled
 def fits(w: World, job: int) -> bool:
-    """Whether enough is left for ``job`` once everything behind it gives way (``Ranking._fits``)."""
+    """Return True if ``job`` fits once everything less urgent gives way (``Ranking._fits``)."""
     left, i = w.clock[0].free, w.clock[0].count
     while left < w.jobs[job].demand:
         i -= 1
@@ -210,7 +210,7 @@ def fits(w: World, job: int) -> bool:
 
 @compiled
 def next_start(w: World) -> int:
-    """The most urgent waiting job that fits behind everything more urgent, or -1 (``_next_start``)."""
+    """Return the most urgent waiting job that fits behind everything more urgent, or -1 (``_next_start``)."""
     best, clock = -1, w.clock[0]
     for row in range(clock.groups):
         if w.groups[row].filled and not w.groups[row].blocked:
@@ -222,7 +222,7 @@ def next_start(w: World) -> int:
 
 @compiled
 def place(w: World, job: int) -> bool:
-    """Whether there are nodes for ``job``; it gets them (``Consolidated.choose``, ``PublishedYarn``)."""
+    """Give ``job`` nodes. Return True if there were enough (``Consolidated.choose``, ``PublishedYarn``)."""
     j, clock, free = w.jobs[job], w.clock[0], w.nodes[FREE]
     if clock.placing == ANYWHERE:
         return True
@@ -263,7 +263,7 @@ def vacate(w: World, job: int) -> None:
 
 @compiled
 def flip(w: World, job: int) -> None:
-    """Let ``job`` run if it waits, and wait if it runs."""
+    """Start ``job`` if it waits, and suspend it if it runs."""
     clock = w.clock[0]
     unrank(w, job)
     w.jobs[job].runs = not w.jobs[job].runs
@@ -276,7 +276,7 @@ def flip(w: World, job: int) -> None:
 
 @compiled
 def repair(w: World) -> None:
-    """Let run exactly those that the greedy walk lets run (``Ranking.repair``), where they can be placed.
+    """Run exactly the jobs that the greedy walk admits and that can be placed (``Ranking.repair``).
 
     Nodes are looked at only under policies that suspend nobody.
     """
@@ -304,7 +304,7 @@ def repair(w: World) -> None:
 
 @compiled
 def spare(w: World, now: float) -> None:
-    """``repair``, but suspend nobody whose slice was not worth the switch yet (``RankedPolicy._spare``)."""
+    """Do as ``repair``, but suspend no job whose slice is too short yet (``RankedPolicy._spare``)."""
     clock, order, young, count = w.clock[0], w.slots[ORDER], w.slots[JOINING], 0
     clock.spared_s = inf
     if clock.sparing and clock.least_s > 0 and crowded(w):
@@ -334,5 +334,5 @@ def spare(w: World, now: float) -> None:
 
 @compiled
 def crowded(w: World) -> bool:
-    """Whether anybody waits."""
+    """Return True if any job waits."""
     return bool(w.clock[0].alive > w.clock[0].count)

@@ -96,7 +96,7 @@ class Form:
 
 
 def form_of(simulation: Simulation) -> Form | None:
-    """``simulation`` in numbers, or ``None`` if only the engine proper can run it."""
+    """Return ``simulation`` in numbers. Return None if it cannot be compiled."""
     policy: Any = simulation.policy
     kind = _KINDS.get(type(policy))
     placing = None if kind is None else _placing(simulation)
@@ -137,7 +137,10 @@ def form_of(simulation: Simulation) -> Form | None:
 
 
 def _costs_alike(simulation: Simulation) -> bool:
-    """Whether all jobs have the same cost of switching: slices are as long as the dearest one asks for."""
+    """Return True if all jobs have the same switching cost.
+
+    Slices are as long as the dearest one asks for.
+    """
     if type(simulation.cost) is not MeasuredCost:
         return True
     trace = simulation.trace
@@ -145,7 +148,7 @@ def _costs_alike(simulation: Simulation) -> bool:
 
 
 def _placing(simulation: Simulation) -> int | None:
-    """How its policy places jobs, if that can be compiled."""
+    """Return the number of the policy's placement. Return None if it cannot be compiled."""
     policy: Any = simulation.policy
     if type(policy) is PublishedGandiva:
         return ANYWHERE if set(simulation.trace.demand) <= set(SIZES) else None

@@ -33,7 +33,7 @@ _LOGGED = 100_000
 
 
 def _compiled(loop: Callable[..., int]) -> Any:
-    """``loop``, compiled at its first call, and kept if there is a place for it, unless it was before."""
+    """Return ``loop``, compiled at its first call and kept on disk if there is a place for it."""
     settings: Any = config
     usual, folder = settings.CACHE_DIR, kept_in()
     try:
@@ -50,7 +50,7 @@ _ORDERS, _NODE_SETS, _ASSIGN = _compiled(advance), _compiled(advance_sets), _com
 
 
 def run(simulation: Simulation, form: Form, progress: Progress | None = None) -> Outcome | None:
-    """What ``simulation.run`` computes, to the last bit; ``None`` if that would end in an error.
+    """Return what ``simulation.run`` returns, to the last bit. Return None if that would end in an error.
 
     Interrupted by Ctrl-C, it returns what is known so far, likewise.
     """
@@ -77,7 +77,7 @@ def run(simulation: Simulation, form: Form, progress: Progress | None = None) ->
 
 
 def _world(simulation: Simulation, form: Form) -> World:
-    """The arrays before the first event."""
+    """Return the arrays before the first event."""
     trace, count = simulation.trace, len(simulation.trace)
     jobs = np.zeros(count, JOB)
     jobs["submit"] = jobs["since"] = jobs["entered"] = trace.submit_s
@@ -137,7 +137,7 @@ class _Holders:
         )
 
     def read(self, outcome: Outcome) -> None:
-        """Add the spans that have ended since the last time."""
+        """Add the spans that have ended since the last call."""
         log = self._world.log[: int(self._world.clock[0]["logged"])]
         ended = int(log["gives"].sum())
         devices = int(self._demand[log["job"][log["gives"]]].sum())
@@ -154,7 +154,7 @@ class _Holders:
 
 
 def _sets(world: World) -> Sets:
-    """No node sets, and room for as many as there can be."""
+    """Return empty node sets, with room for as many as there can be."""
     most = 1 + world.nodes.shape[1]
     lists = np.zeros((len(world.groups), most), np.int32)
     noted = np.zeros(3 * most + len(world.jobs), np.int32)
@@ -162,7 +162,7 @@ def _sets(world: World) -> Sets:
 
 
 def _told(outcome: Outcome, world: World) -> Outcome:
-    """Copy what became of the jobs to ``outcome``."""
+    """Copy what became of the jobs to ``outcome``, and return it."""
     jobs = world.jobs
     for name in ("executed", "fragmented", "lost", "switching", "finish"):
         getattr(outcome, f"{name}_s")[:] = jobs[name]
