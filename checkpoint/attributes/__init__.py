@@ -1,4 +1,4 @@
-"""What hangs on attached objects beside their ``state_dict``: found at attach, compared at each snapshot.
+"""Objects reachable from attached ones beside their ``state_dict``: recorded, compared, restored.
 
 Public face: ``job_attributes.JobAttributes``, ``known.KnownAttributes``.
 """

@@ -1,4 +1,4 @@
-"""What has changed of the objects that hang on attached ones, as nodes of a snapshot's tree."""
+"""Changes of the objects reachable from attached ones, described as nodes of a snapshot's tree."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _REMEDY = "make it before gpuslice.attach, or leave it out of the object"
 
 @dataclass(slots=True)
 class Change:
-    """What has changed of one object.
+    """The changes of one object.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Change:
 
 
 class Changes:
-    """What a snapshot has of the attributes of attached objects.
+    """The attributes of attached objects that a snapshot saves.
 
     Parameters
     ----------
@@ -96,14 +96,14 @@ class Changes:
 
     @property
     def paths(self) -> list[str]:
-        """The names of what has changed."""
+        """Names of all changed attributes and contents."""
         slots = [
             f"{change.path}.{name}" for change in self._changes for name in (*change.slots, *change.gone)
         ]
         return slots + [change.path for change in self._changes if change.content is not MISSING]
 
     def describe(self, describer: Describer, path: str) -> Node:
-        """Describe them for a snapshot (``describe.Describable``)."""
+        """Return the node of the changes, for a snapshot (``describe.Describable``)."""
         graph = _GraphDescriber(describer, self._names)
         attached = dict(describer.optimized)
         holders = {name: describer.node(item, name) for name, item in self._holders.items()}
@@ -112,7 +112,7 @@ class Changes:
         return AttributesNode(holders, [self._node(graph, change) for change in self._changes])
 
     def frozen(self) -> Changes:
-        """Return a copy that later changes do not reach; without generators and modules."""
+        """Return a copy that later changes do not affect, without generators and modules."""
         memo: dict[int, Any] = {}
         for change in self._changes:
             for value in (change.content, *change.slots.values()):
@@ -147,7 +147,7 @@ class Changes:
 
 
 class _GraphDescriber(Describer):
-    """Describes values that refer to objects with names, to each other, and to themselves."""
+    """Describes values that refer to named objects, to each other, and to themselves."""
 
     def __init__(self, describer: Describer, names: Mapping[int, str]) -> None:
         super().__init__()
@@ -162,17 +162,12 @@ class _GraphDescriber(Describer):
         name = self._names.get(id(value))
         if name is not None:
             return RefNode(name)
-        kind = kind_of(value)
-        if kind in (
-            Kind.MODULE,
-            Kind.OPTIMIZER,
-            Kind.STATEFUL,
-            Kind.OBJECT,
-        ) and not containers.is_data_object(value):
+        kind, is_data = kind_of(value), containers.is_data_object(value)
+        if kind in (Kind.MODULE, Kind.OPTIMIZER, Kind.STATEFUL, Kind.OBJECT) and not is_data:
             raise UsageError(f"{path} is {_named(value)}, {_MADE_LATER}", _REMEDY)
         if kind in (Kind.OPAQUE, Kind.FUNCTION, Kind.IGNORED):
             raise UsageError(f"{path} is {_named(value)}, which cannot be saved", _REMEDY)
-        if not isinstance(value, _SHARED) and not containers.is_data_object(value):
+        if not isinstance(value, _SHARED) and not is_data:
             return super()._node(value, path)
         number = self._numbers.get(id(value))
         if number is not None:
@@ -189,13 +184,13 @@ class _GraphDescriber(Describer):
         return SharedNode(number, node)
 
     def tensor(self, tensor: torch.Tensor, path: str) -> AnyTensorNode:
-        """Describe a tensor; of one whose graph was run backward, the values."""
+        """Return the node of a tensor; its values only, if its graph was run backward."""
         if tensor.grad_fn is not None and not tensor.is_leaf and live_graphs.is_spent(tensor):
             return super().tensor(tensor.detach(), path)
         return super().tensor(tensor, path)
 
     def mapping(self, mapping: Mapping[Any, Any], path: str) -> Any:
-        """Describe a dictionary's items; as pairs if its keys are objects."""
+        """Return the node of a dictionary's items; pairs if its keys are objects."""
         ids = [key for key in mapping if type(key) is int and key in self._names]
         if ids:
             what = self._names[ids[0]]
@@ -210,7 +205,7 @@ class _GraphDescriber(Describer):
         )
 
     def content(self, value: Any, path: str) -> Node:
-        """Describe what an object with a name holds."""
+        """Return the node of what a named object contains."""
         if isinstance(value, torch.Tensor):
             return self.tensor(value, path)
         node = super()._node(value, path)
@@ -238,7 +233,7 @@ def _failure(describe: Any) -> list[str]:
 
 
 def _copied(content: Any, memo: dict[int, Any]) -> Any:
-    """Copy what a container holds, although the container itself has a name."""
+    """Return a copy of a container's content. References to the container itself are not copied."""
     if content is MISSING:
         return content
     if isinstance(content, (torch.Tensor, np.ndarray)):
@@ -251,7 +246,7 @@ def _copied(content: Any, memo: dict[int, Any]) -> Any:
 
 
 def _keep_known(value: Any, names: Mapping[int, str], memo: dict[int, Any]) -> None:
-    """Have copies refer to the same objects with names."""
+    """Make a deep copy with ``memo`` keep its references to named objects."""
     waiting, seen = [value], set()
     while waiting:
         item = waiting.pop()

@@ -1,8 +1,8 @@
-"""What hangs on a job's objects beside their state, over its life: at attach, in each pass, in each snapshot.
+"""Objects reachable from a job's attached ones, over its life: at attach, in each pass, in each snapshot.
 
-A pass over a loader asks its sampler for an order when it begins. So the attributes that the loader's objects
-had then are kept, too: a restarted process begins the pass with them. A loader that is not attached is known
-from its first pass on, and saved while a pass over it is going on.
+A pass over a loader asks its sampler for an order when it begins. So the attributes of the loader's objects
+at that time are kept, too: a restarted process begins the pass with them. A loader that is not attached is
+recorded from its first pass on, and saved while a pass over it is under way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuslice.checkpoint.named.describe import is_stateful
 from gpuslice.checkpoint.named.generators import Generator, own_generators
 from gpuslice.checkpoint.named.state import LIKE_NAMED, Restoration
 
-#: A snapshot's entries: of attached objects; of a loader when its pass began; of one that is not attached.
+#: A snapshot's entries: of attached objects; of a loader when its pass began; of a loader not attached.
 ATTRIBUTES, PASS, LOADER = LIKE_NAMED
 _ROOT = "loader of the pass"
 
@@ -39,7 +39,7 @@ class _Loader:
 
     @property
     def roots(self) -> dict[str, object]:
-        """The loader under its name; nothing if it is gone."""
+        """The loader under its name; empty if the loader is gone."""
         loader = self._loader()
         return {} if loader is None else {_ROOT: loader}
 
@@ -55,7 +55,7 @@ class JobAttributes:
     Attributes
     ----------
     obstacles
-        Why no other process could go on from here, as far as attributes are concerned; set by `look`.
+        Why, by the attributes, no other process could continue from here; set by `look`.
     """
 
     def __init__(self, attached: Callable[[], Mapping[str, object]]) -> None:
@@ -73,16 +73,16 @@ class JobAttributes:
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """All optimizers that are attached or hang on what is."""
+        """All optimizers that are attached or reachable from attached objects."""
         return [item for item in self._known.objects if isinstance(item, torch.optim.Optimizer)]
 
     def knows(self, item: object) -> bool:
-        """Return True if an object hangs on the attached ones."""
+        """Return True if an object is reachable from the attached ones."""
         known = self._known.name_of(item) is not None
         return known or any(item is one for one in _generators(self._attached()))
 
     def look(self) -> list[str]:
-        """Compare everything with what it was; returns why no other process could go on from here."""
+        """Compare all objects with their recorded state. Return why no other process could continue."""
         changes = self._known.changes(self._attached())
         found: dict[str, object] = {ATTRIBUTES: changes}
         obstacles = [*changes.obstacles, *filter(None, [self._iterator])]
@@ -107,7 +107,7 @@ class JobAttributes:
         return next(iter(self.obstacles), "")
 
     def overlook(self) -> None:
-        """Have the next `state` look anew."""
+        """Drop the result of the last `look`, so that the next `state` looks again."""
         self._looked = None
 
     def news(self) -> str:
@@ -119,7 +119,7 @@ class JobAttributes:
         return found
 
     def state(self) -> dict[str, object]:
-        """Return what a snapshot has of it: of the newest `look`, if nothing has run since."""
+        """Return the entries for a snapshot: those of the newest `look`, if nothing has run since."""
         if self._looked is None:
             self.look()
         found, self._looked = self._looked, None
@@ -127,19 +127,19 @@ class JobAttributes:
         return {ATTRIBUTES: tuple(self.obstacles)} if self.obstacles else found
 
     def entries(self) -> dict[str, object]:
-        """Return what of a snapshot is compared with the objects that are there."""
+        """Return the objects that are compared with a snapshot's entries."""
         return {ATTRIBUTES: self._known}
 
     def revert(self) -> None:
-        """Undo what the script has done to attributes since it attached."""
+        """Undo the script's changes of attributes since it attached."""
         self._known.revert(self._attached())
 
     def head_for(self, compare: Compare) -> None:
-        """Begin the next pass as a snapshot says that it began."""
+        """Begin the next pass with the attributes that a snapshot has for the pass's beginning."""
         self._compare = compare
 
     def reached(self) -> None:
-        """Set a loader that is not attached to what it was when the snapshot was taken."""
+        """Restore a loader that is not attached to its state in the snapshot."""
         compare, self._compare = self._compare, None
         loader = self._loaders.get(id(self._loader))
         if compare is not None and loader is not None:
@@ -148,7 +148,7 @@ class JobAttributes:
             restoration.apply()
 
     def enter(self, loader: object) -> None:
-        """See a loader before the script goes through it."""
+        """Record a loader before the script iterates over it."""
         if self.knows(loader) or is_stateful(loader) or id(loader) in self._loaders:
             return
         if isinstance(loader, Iterator) and not isinstance(loader, DataLoader):
@@ -161,7 +161,7 @@ class JobAttributes:
         weakref.finalize(loader, self._loaders.pop, id(loader), None).atexit = False
 
     def _where_it_stands(self, iterator: Iterator[Any]) -> str:
-        """Return what keeps a restart from an iterator that is gone through; "" if it has just begun."""
+        """Return why a job cannot restart inside this iterator; "" if the iterator has just begun."""
         fresh = not isinstance(iterator, GeneratorType) or (
             inspect.getgeneratorstate(iterator) == inspect.GEN_CREATED
         )
@@ -174,13 +174,13 @@ class JobAttributes:
         return "" if fresh and not read else f"{what}: where an iterator stands cannot be saved"
 
     def begin_pass(self, loader: object) -> None:
-        """Keep how the loader's objects are before they are asked for an order."""
+        """Keep the state of the loader's objects before they are asked for an order."""
         self._loader, self._looked = loader, None
         changes = self._changes_of(loader)
         self._start = changes.frozen() if changes else None
 
     def restart_pass(self, loader: object) -> None:
-        """Have the loader's objects be as they were when the pass began."""
+        """Restore the loader's objects to their state at the beginning of the pass."""
         name = self._known.name_of(loader)
         other = self._loaders.get(id(loader))
         known = self._known if other is None else other.known
@@ -190,7 +190,7 @@ class JobAttributes:
             self._compare({PASS: known}).apply()
 
     def end_pass(self) -> None:
-        """Forget the pass."""
+        """Forget the state of the pass."""
         self._loader = self._start = self._looked = None
         self._iterator = ""
 
@@ -203,7 +203,7 @@ class JobAttributes:
 
 
 def _generators(item: object) -> Iterator[Generator]:
-    """Return all generators that attached objects have, also those that were made later."""
+    """Yield all generators of attached objects, also those that were made later."""
     if isinstance(item, Generator):
         yield item
     elif isinstance(item, DataLoader):

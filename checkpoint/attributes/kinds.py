@@ -1,4 +1,4 @@
-"""Kinds of Python objects, as a walk through the attributes of attached objects tells them apart."""
+"""Kinds of Python objects, as the walk through attributes of attached objects distinguishes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpuslice.checkpoint.named.plain_objects import hides_nothing
 
 
 class Kind(Enum):
-    """What an object is to the walk.
+    """How the walk treats an object.
 
     Attributes
     ----------
@@ -36,13 +36,13 @@ class Kind(Enum):
     TENSOR, ARRAY, GENERATOR
         State of its own.
     MODULE, OPTIMIZER, STATEFUL
-        Saved as if it had been attached, too; the first two are also looked into.
+        Saved as if they were attached; the first two are also looked into.
     CONTAINER, OBJECT, FUNCTION
         Looked into.
     OPAQUE
-        Holds something that cannot be seen: an iterator, a file, an object of another language.
+        State that cannot be read: an iterator, a file, an object of another language.
     IGNORED
-        Holds no state of a training.
+        No state of a training.
     """
 
     LEAF = auto()
@@ -74,14 +74,14 @@ _WITHOUT_STATE = (
     *(types.WrapperDescriptorType, types.MethodDescriptorType, types.GetSetDescriptorType),
     *(weakref.ref, weakref.ProxyType, functools._lru_cache_wrapper, property, staticmethod, classmethod),
 )
-#: Packages whose objects synchronize, report, or read data; and ours.
+#: Packages whose objects synchronize, report, or read data, and gpuslice.
 _PACKAGES_WITHOUT_STATE = frozenset(
     {"logging", "threading", "_thread", "weakref", "_weakref", "_weakrefset", "asyncio", "concurrent"}
     | {"multiprocessing", "typing", "types", "abc", "_abc", "inspect", "importlib", "warnings", "contextvars"}
     | {"tqdm", "wandb", "tensorboard", "tensorboardX", "mlflow", "rich", "pynvml", "triton", "gpuslice"}
     | {"torchdata", "h5py", "lmdb", "PIL", "pyarrow", "tokenizers", "sentencepiece"}
 )
-#: torch's modules whose objects are looked into; what else torch has is internal to it.
+#: Modules of torch whose objects are looked into. Other objects of torch are internal to it.
 _TORCH_LOOKED_INTO = ("torch.nn.modules.", "torch.optim.", "torch.utils.data.", "torch.distributions.")
 
 
@@ -120,7 +120,7 @@ _STATE: tuple[tuple[Any, Kind], ...] = (
 
 
 def package(kind: type) -> str:
-    """Return the package that a class is of."""
+    """Return the top-level package of a class."""
     return str(kind.__module__).partition(".")[0]
 
 
@@ -131,7 +131,7 @@ def is_looked_into(kind: type) -> bool:
 
 
 def is_data(owner: object, name: str, value: object) -> bool:
-    """Return True if an attribute holds what a training reads, which may be large and seldom changes."""
+    """Return True if an attribute holds data that a training reads. It may be large and seldom changes."""
     if isinstance(value, Dataset):
         return True
     if isinstance(owner, DataLoader):
@@ -140,12 +140,12 @@ def is_data(owner: object, name: str, value: object) -> bool:
 
 
 def _is_counted_in_memory(item: object) -> bool:
-    """Return True for values of ``ctypes``, which lie in memory that another process may change."""
+    """Return True for values of ``ctypes``, whose memory another process may change."""
     return type(item).__mro__[-2].__module__ == "_ctypes"
 
 
 def _is_of_a_library(function: Any) -> bool:
-    """Return True for functions of torch and NumPy, whose closures are their own."""
+    """Return True for functions of torch and NumPy, whose closures belong to the library."""
     while isinstance(function, functools.partial):
         if function.args or function.keywords:
             return False

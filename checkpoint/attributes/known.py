@@ -1,4 +1,4 @@
-"""What hung on objects when they were attached: what has changed since then, and how it is put back."""
+"""Objects reachable from others when those were attached: what has changed since, and how to revert it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MUTABLE = (list, dict, set, deque)
 
 
 class _Weak:
-    """A tensor or array that is not kept alive for the sake of a comparison."""
+    """A weak reference to a tensor or array, so that a comparison does not keep it alive."""
 
     __slots__ = ("get",)
 
@@ -43,7 +43,7 @@ def _given(kept: Any) -> Any:
 
 
 def _is_same(kept: Any, value: Any) -> bool:
-    """Return True if a value is the one that was kept, or has no state that could tell the two apart."""
+    """Return True if a value is the one that was kept, or cannot be told from it by any state."""
     kept = _given(kept)
     if kept is value:
         return True
@@ -60,7 +60,7 @@ def _is_same(kept: Any, value: Any) -> bool:
 
 @dataclass(slots=True)
 class _Known:
-    """An object as it was."""
+    """The recorded state of an object."""
 
     path: str
     kind: Kind
@@ -99,14 +99,14 @@ def _mark(found: Found) -> object:
 
 
 class KnownAttributes:
-    """What hangs on some objects now.
+    """The recorded state of all objects that are reachable from some objects now.
 
     Parameters
     ----------
     roots
         The objects by name.
     weak
-        Whether these must not be kept alive.
+        True if these must not be kept alive.
     """
 
     def __init__(self, roots: Mapping[str, object], *, weak: bool = False) -> None:
@@ -120,7 +120,7 @@ class KnownAttributes:
         self._holders = [found.path for found in walk.holders]
 
     def name_of(self, item: object) -> str | None:
-        """Return the name that an object had."""
+        """Return the recorded name of an object, or None."""
         known = self._known.get(id(item))
         return known.path if known is not None and known.item is item else None
 
@@ -130,16 +130,16 @@ class KnownAttributes:
 
     @property
     def objects(self) -> list[Any]:
-        """All objects that are still there."""
+        """All recorded objects that still exist."""
         return [item for known in self._known.values() if (item := known.item) is not None]
 
     def item(self, path: str) -> Any:
-        """Return the object that had a name; None if there is none, or it is gone."""
+        """Return the object with a recorded name; None if there is none, or it is gone."""
         known = self._by_path.get(path)
         return None if known is None else known.item
 
     def changes(self, roots: Mapping[str, object]) -> Changes:
-        """Return what has changed since, of all that hangs on these objects."""
+        """Return the changes of all objects reachable from ``roots`` since they were recorded."""
         walk = Walk(roots, self.name_of, self._columns_of)
         comparison = _Comparison(self._known, walk)
         changes = [*comparison.changes()]
@@ -152,15 +152,15 @@ class KnownAttributes:
         names |= {key: known.path for key, known in comparison.replaced.items()}
         obstacles = list(comparison.obstacles)
         if not walk.complete:
-            obstacles.append(f"more than {len(walk.found):,} objects hang on what is attached")
+            obstacles.append(f"more than {len(walk.found):,} objects are reachable from attached ones")
         return Changes(changes, holders, names, obstacles)
 
     def compare(self, checker: Checker, node: Node, _path: str) -> Load:
-        """Prepare to set what a snapshot has of changes (``restore.compare``)."""
+        """Return what loads a snapshot's changes (``restore.compare``)."""
         return restore.compare(self, checker, node)
 
     def revert(self, roots: Mapping[str, object]) -> None:
-        """Put the attributes of these objects back that have changed, as far as they can be."""
+        """Restore the changed attributes of these objects, as far as possible."""
         comparison = _Comparison(self._known, Walk(roots, self.name_of, self._columns_of))
         for change in comparison.changes():
             known = comparison.known(change.item)
@@ -168,9 +168,9 @@ class KnownAttributes:
                 _revert(known, change)
 
     def rejoin(self) -> None:
-        """Have attributes that held an object hold it again, where one like it has taken its place.
+        """Restore references to recorded objects that similar objects have replaced.
 
-        An optimizer's ``load_state_dict`` makes new containers, which nothing else shares with it.
+        An optimizer's ``load_state_dict`` makes new containers, which no other object shares with it.
         """
         for known in self._known.values():
             item = known.item
@@ -190,12 +190,12 @@ class KnownAttributes:
 
 
 class _Comparison:
-    """What was known, beside a walk through what is there now.
+    """A comparison of recorded objects with a walk through the present ones.
 
     Attributes
     ----------
     replaced
-        What was known in the place of a new object of the same class, by the new one's ``id``.
+        The recorded object that each new one of the same class has replaced, by the new one's ``id``.
     """
 
     def __init__(self, known: Mapping[int, _Known], walk: Walk) -> None:
@@ -204,10 +204,12 @@ class _Comparison:
         self.obstacles: list[str] = []
 
     def known(self, item: object) -> _Known | None:
+        """Return the record of an object, or of the object that it has replaced."""
         known = self.replaced.get(id(item)) or self._known.get(id(item))
         return known if known is not None and (known.item is item or id(item) in self.replaced) else None
 
     def changes(self) -> Iterator[Change]:
+        """Yield the changes of each object."""
         for found in self._walk.found.values():
             known = self.known(found.item)
             if known is None or found.carried or known.carried:
@@ -233,7 +235,7 @@ class _Comparison:
         return change
 
     def _note_replacement(self, was: Any, value: Any) -> None:
-        """Have an object that cannot be made take over the one in its place, if nothing else holds that."""
+        """Match a new object with the recorded one in its place, if that is reachable nowhere else."""
         if type(was) is not type(value) or id(was) in self._walk.found or id(value) in self._known:
             return
         known = self._known.get(id(was))
@@ -241,7 +243,7 @@ class _Comparison:
             self.replaced[id(value)] = known
 
     def _content(self, known: _Known, found: Found) -> Any:
-        """Return what a container, tensor or array holds now, if that has changed; else MISSING."""
+        """Return the content of a container, tensor or array if it has changed; else MISSING."""
         item = found.item
         if known.items is not None:
             return MISSING if self._same_items(known, found) else item
@@ -269,7 +271,7 @@ class _Comparison:
         what = f"{found.path} is {with_article(found.item)}"
         if isinstance(mark, marks.Unknowable):
             if not (found.data and marks.is_foreign(found.item)):
-                self.obstacles.append(f"{what}, whose state nobody can see")
+                self.obstacles.append(f"{what}, whose state cannot be seen")
         elif mark != known.mark:
             self.obstacles.append(f"{what}, which has changed and cannot be saved")
 

@@ -1,7 +1,8 @@
-"""Marks: what tells cheaply whether a tensor, an array, a large container or an opaque object has changed.
+"""Marks: cheap values that differ if a tensor, array, large container or opaque object has changed.
 
-Memory up to `HASHED_BYTES` is hashed whole. Of more, in a data set, torch's version counters and samples
-tell; elsewhere it counts as changed. An object of another language is known by what pickling it would write.
+Memory up to `HASHED_BYTES` is hashed whole. Larger memory counts as changed, except in a data set, where
+torch's version counters and samples decide. The mark of an object of another language is the checksum of its
+pickle.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from gpuslice.checkpoint.format.checksums import digest
 
 from .kinds import LEAVES
 
-#: Memory that is hashed whole at each snapshot, and how much of larger data, in so many pieces.
+#: Memory up to this size is hashed whole at each snapshot; of larger data, this many pieces of this size.
 HASHED_BYTES, _PIECE_BYTES, _PIECES = 16 << 20, 4 << 10, 256
-#: Objects of another language whose pickle is larger cannot be seen.
+#: Objects of another language with a larger pickle are not compared.
 PICKLED_BYTES = 4 << 20
-#: How deep lists of lists, tuples and dictionaries of plain values are compared as a whole.
+#: Greatest depth of nested lists, tuples and dictionaries of plain values that are compared as a whole.
 _DEPTH = 3
 
 
 class Unknowable:
-    """The mark of what may change unseen; no two are equal."""
+    """The mark of an object that may change unnoticed. No two are equal."""
 
 
 def of_tensor(tensor: torch.Tensor, *, data: bool) -> object:
@@ -76,9 +77,9 @@ class Columns:
     values
         The items, then what is in them, and so on.
     lengths
-        How many values each item has, by level.
+        Number of values of each item, by level.
     fixed
-        Whether the items themselves cannot change: then comparing them is enough.
+        True if the items themselves cannot change, so that comparing them is enough.
     """
 
     def __init__(self, values: Sequence[Sequence[Any]], lengths: Sequence[list[int]], *, fixed: bool) -> None:
@@ -94,7 +95,7 @@ class Columns:
     __hash__ = None  # type: ignore[assignment]
 
     def holds(self, items: Sequence[Any]) -> bool:
-        """Return True if these items, and no others, are what was kept, and cannot have changed."""
+        """Return True if these items are the kept ones, and none of them can have changed."""
         return self.fixed and _same(self.values[:1], [items])
 
 
@@ -108,7 +109,7 @@ def _same(first: Sequence[Sequence[Any]], second: Sequence[Sequence[Any]]) -> bo
 def items_mark(items: Sequence[Any], earlier: Columns | None = None) -> Columns | None:
     """Return the mark of a container that holds plain values only, up to some levels deep; else None.
 
-    ``earlier``: the mark that the container had.
+    ``earlier`` is the mark that the container had before.
     """
     if earlier is not None and earlier.holds(items):
         return earlier
@@ -152,7 +153,7 @@ def of_opaque(item: Any) -> object:
 
 
 class _Sum:
-    """A file that keeps the checksum of what is written, and takes no more than `PICKLED_BYTES`."""
+    """A file that keeps the checksum of its content, and accepts at most `PICKLED_BYTES`."""
 
     def __init__(self) -> None:
         self._nbytes, self.checksum = 0, 0
@@ -161,7 +162,7 @@ class _Sum:
         view = memoryview(data).cast("B")
         self._nbytes += view.nbytes
         if self._nbytes > PICKLED_BYTES:
-            raise ValueError("it is too large to be looked at")
+            raise ValueError("the object is too large to be compared")
         self.checksum = zlib.crc32(view, self.checksum)
         return view.nbytes
 
@@ -176,7 +177,7 @@ def _of_pickle(item: Any) -> object:
 
 
 def is_foreign(item: object) -> bool:
-    """Return True for an object of another language that neither iterates nor is a file."""
+    """Return True for an object of another language that is neither an iterator nor a file."""
     return not isinstance(item, (Iterator, types.CoroutineType, types.AsyncGeneratorType, io.IOBase))
 
 

@@ -1,4 +1,4 @@
-"""What an object is made of: its attributes as named slots, which can be read and set, and its items."""
+"""The parts of an object: its attributes as named slots that can be read and set, and its items."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from gpuslice.checkpoint.named.plain_objects import attributes, delete_attribute
 
 from .kinds import Kind, is_looked_into
 
-#: What torch's classes keep for themselves, or what is saved in another way.
+#: Attributes that torch's classes keep for themselves, or that are saved in another way.
 _MODULE = frozenset(
     {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_flat_weights"}
     | {"_is_full_backward_hook", "_compiled_call_impl", "call_super_init", "_flat_weight_refs"}
 )
 _OPTIMIZER = frozenset(("_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured", "step"))
-#: Of Ray Train's loaders: each pass makes them anew.
+#: Attributes of Ray Train's loaders that each pass makes anew.
 _OF_RAY = frozenset(("dataloader_iter", "next_batch"))
 _LOADER = frozenset(("_iterator", "_DataLoader__initialized", "_DataLoader__multiprocessing_context"))
 _SCALER = frozenset(("_per_optimizer_states",))
-#: What a default optimizer saves by itself.
+#: Attributes that a default optimizer saves itself.
 _OF_OPTIMIZER = frozenset(("state", "param_groups"))
 
 
 class _Missing:
-    """The content of a variable that has none."""
+    """The content of a variable without a value."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -42,7 +42,7 @@ MISSING = _Missing()
 
 
 def slots(item: Any, kind: Kind) -> dict[str, Any]:
-    """Return the named values of an object that may hold state."""
+    """Return the attributes of an object that may hold state, by name."""
     if kind is Kind.FUNCTION:
         return _of_function(item)
     if kind is Kind.MODULE:
@@ -55,7 +55,7 @@ def slots(item: Any, kind: Kind) -> dict[str, Any]:
 
 
 def containers_of(item: object) -> dict[str, Any]:
-    """Return the containers in which an optimizer keeps its groups and its state."""
+    """Return the containers in which an optimizer keeps its groups and its state; else nothing."""
     if not isinstance(item, torch.optim.Optimizer):
         return {}
     return {"state": item.state, "param_groups": item.param_groups}
@@ -91,7 +91,7 @@ def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]
 
 
 def set_slot(item: Any, name: str, value: Any) -> None:
-    """Set one of the named values of `slots`."""
+    """Set one of the values of `slots`."""
     if isinstance(item, types.FunctionType):
         cell = dict(_cells(item)).get(name)
         if cell is not None:
@@ -104,7 +104,7 @@ def set_slot(item: Any, name: str, value: Any) -> None:
 
 
 def delete_slot(item: Any, name: str) -> None:
-    """Take one of the named values of `slots` away."""
+    """Delete one of the values of `slots`."""
     if isinstance(item, types.FunctionType):
         cell = dict(_cells(item)).get(name)
         if cell is not None:
@@ -114,14 +114,14 @@ def delete_slot(item: Any, name: str) -> None:
 
 
 def items(container: Any) -> list[Any]:
-    """Return what a container holds, in order; of a dictionary first the keys, then the values."""
+    """Return a container's items, in order; for a dictionary first the keys, then the values."""
     if isinstance(container, dict):
         return [*container.keys(), *container.values()]
     return list(container)
 
 
 def labelled(container: Any) -> Iterator[tuple[str, Any]]:
-    """Return the items with what follows the container's name in theirs."""
+    """Yield each item with its label, the part that follows the container's name: ``[0]``."""
     if isinstance(container, dict):
         for number, (key, value) in enumerate(container.items()):
             name = repr(key) if isinstance(key, (str, int, float, tuple)) else f"#{number}"
@@ -134,7 +134,7 @@ def labelled(container: Any) -> Iterator[tuple[str, Any]]:
 
 
 def refill(container: Any, kept: Sequence[Any]) -> None:
-    """Put back into a container what `items` returned."""
+    """Replace a container's content by what `items` returned."""
     half = len(kept) // 2
     pairs = zip(kept[:half], kept[half:], strict=True)
     containers.fill(container, dict(pairs) if isinstance(container, dict) else kept, {})

@@ -1,4 +1,4 @@
-"""What a snapshot says of attributes -> live objects: compared with them first, then set."""
+"""Restore attributes from a snapshot: compare with the live objects first, then set."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Named(Protocol):
 
 
 def compare(named: Named, checker: Checker, node: Node) -> Load:
-    """Compare a snapshot's attributes with live objects; returns what sets them.
+    """Compare a snapshot's attributes with live objects. Return a function that sets them.
 
-    Of objects that hang on nothing of what is given here, nothing is set.
+    Changes of objects that are not reachable from ``named`` are left out.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def compare(named: Named, checker: Checker, node: Node) -> Load:
 
 
 def _refuse_obstacles(named: Named, obstacles: Any) -> Load:
-    """Refuse a snapshot that says what it lacks, unless that hangs on something else."""
+    """Raise ``RefusedSnapshotError`` if the snapshot says that it lacks something of these objects."""
     for obstacle in obstacles if isinstance(obstacles, tuple) else ():
         if _root(str(obstacle).partition(" ")[0]) in named.roots:
             raise RefusedSnapshotError(f"the snapshot lacks something: {obstacle}", _REMEDY)
@@ -124,7 +124,7 @@ def _setter(graph: _GraphChecker, named: Named, change: ChangeNode) -> Callable[
 
 
 def _content(graph: _GraphChecker, node: Node, item: Any, path: str) -> Load:
-    """Prepare to load what an object with a name holds into that object."""
+    """Return a function that loads a named object's content into that object."""
     if isinstance(item, torch.Tensor):
         if not isinstance(node, AnyTensorNode):
             raise RefusedSnapshotError(f"{path} is a tensor here, but was not when saved", _REMEDY)
@@ -164,7 +164,7 @@ def _holds(node: Node, kind: type) -> bool:
 
 
 class _GraphChecker(Checker):
-    """Prepares to load values that refer to objects with names, to each other, and to themselves."""
+    """Prepares to load values that refer to named objects, to each other, and to themselves."""
 
     def __init__(self, checker: Checker, named: Named) -> None:
         super().__init__(checker.source, like=checker)
@@ -177,8 +177,8 @@ class _GraphChecker(Checker):
     def free(self, live: Any) -> Any:
         """Return a container or generator if it may be loaded in place: once only, and without a name.
 
-        A restarted pass has made some, to which the sampler's own variables may refer. A tensor may be a
-        view of data.
+        A restarted pass has made some, to which the sampler's own variables may refer. A tensor may be a view
+        of data, so a new one is made.
         """
         if not isinstance(live, (list, dict, set, deque, Generator)):
             return None
@@ -188,7 +188,7 @@ class _GraphChecker(Checker):
         return live
 
     def check(self, node: Node, live: Any, path: str) -> Load:
-        """Prepare to load ``node``."""
+        """Return a function that loads ``node``."""
         if isinstance(node, RefNode):
             item = _there(self._references, node.path, None)
             return lambda _maker: item
@@ -221,7 +221,10 @@ class _GraphChecker(Checker):
     def _being_filled(
         self, node: Node, live: Any, path: str
     ) -> Callable[[Maker, Callable[[Any], object]], Any] | None:
-        """Return what makes a container, announces it, and fills it: what it holds may refer to it."""
+        """Return a function that makes a container, announces it, and fills it.
+
+        Its items may refer to it.
+        """
         if isinstance(node, KindNode):
             filling = containers.filling(node, live, path)
             content, own = self.content(node, live, path)

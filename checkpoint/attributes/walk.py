@@ -1,6 +1,6 @@
-"""One walk through everything that hangs on attached objects: each object once, under a short name.
+"""A walk through all objects reachable from attached ones: each object once, with a short name.
 
-What data sets hold is visited last, so that whatever something else holds, too, does not count as data.
+Objects of data sets are visited last. So an object that other code holds, too, does not count as data.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gpuslice.checkpoint.named.plain_objects import attributes
 from . import marks, parts
 from .kinds import LEAVES, Kind, is_data, kind_of
 
-#: Larger containers are compared as a whole, if they hold plain values only.
+#: Containers larger than this are compared as a whole, if they hold plain values only.
 LARGE = 256
-#: The items of larger containers are known by their identity only; a walk over more objects is given up.
+#: Items of containers larger than the first are compared by identity only. A walk over more objects stops.
 MOST_ITEMS, MOST_OBJECTS = 10_000, 500_000
 
 _WITH_SLOTS = (Kind.MODULE, Kind.OPTIMIZER, Kind.OBJECT, Kind.FUNCTION)
@@ -29,16 +29,16 @@ _EXACT = (list, tuple, dict, set, frozenset, deque)
 
 @dataclass(slots=True)
 class Found:
-    """An object that the walk has come to.
+    """An object that the walk has found.
 
     Attributes
     ----------
     path
         Its name: ``optimizer.inner``.
     data
-        Whether only data sets hold it.
+        True if only data sets hold it.
     carried
-        Whether attaching alone saves it: a parameter, the groups of an optimizer.
+        True if attaching alone saves it: a parameter, the groups of an optimizer.
     slots
         Its attributes.
     columns
@@ -55,7 +55,7 @@ class Found:
 
 
 class Walk:
-    """What hangs on some objects.
+    """All objects reachable from some objects.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Walk:
     holders
         Modules, optimizers, generators and the like that are not attached themselves.
     complete
-        Whether there was not more than can be looked at.
+        True if the walk reached all objects; False if there were too many.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Walk:
                 self._visit(*queue.popleft(), data=queue is self._data)
 
     def _attached(self, name: str, item: Any) -> Iterator[tuple[str, Any]]:
-        """Attached containers are saved with what they hold: what they hold counts as attached."""
+        """Yield an attached object, or the items of a container, which count as attached, too."""
         if kind_of(item) is not Kind.CONTAINER:
             yield name, item
             return

@@ -308,7 +308,7 @@ def test_state_beside_state_dict_is_restarted_exactly_or_begins_anew_and_says_wh
     workshop.environ["DIES_AFTER"] = "0"
     again = workshop.gpuslice_run(*words)
     assert (again.returncode, again.stdout) == (0, undisturbed.stdout), again.stderr
-    reason = "optimizer.rates is a cycle, whose state nobody can see"
+    reason = "optimizer.rates is a cycle, whose state cannot be seen"
     assert killed.stderr.count(reason) == (state == "keep")
     assert (
         f"job beside begins anew, because it could not be saved for a restart: {reason}" in again.stderr
