@@ -217,9 +217,9 @@ def started(one: Any) -> Any:
 
 REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[Any], object], str]] = {
     "iterator": (lambda: {"x": iter([1, 2])}, lambda h: next(h.x), "x is a list_iterator, which has changed"),
-    "zip": (lambda: {"x": zip([1], [2], strict=True)}, lambda h: None, "x is a zip, whose state nobody"),
+    "zip": (lambda: {"x": zip([1], [2], strict=True)}, lambda h: None, "x is a zip, whose state cannot"),
     "count": (lambda: {"x": itertools.count()}, lambda h: next(h.x), "x is a count, which has changed"),
-    "generator": (lambda: {"x": generator()}, lambda h: next(h.x), "x is a generator, whose state nobody"),
+    "generator": (lambda: {"x": generator()}, lambda h: next(h.x), "x is a generator, whose state cannot"),
     "running generator": (lambda: {"x": started(generator())}, lambda h: None, "x is a generator, whose"),
     "new generator": (
         lambda: {"x": None},
