@@ -32,12 +32,13 @@ def command(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Suspend or resume any process that uses CUDA, by NVIDIA's driver; without an option, say its state.
+    """Suspend, resume or look at any process that uses CUDA.
 
-    The driver keeps the state: whoever resumes it need not be who suspended it. Exits with 0; with 2 for no
-    such process, or one that is suspended already or not at all; with 3 if the driver is missing, too old,
-    or refuses, or if the GPU lacks memory. A process that cannot be suspended goes on as it was; one for
-    which the GPU lacks memory stays suspended.
+    Without an option, say its state. NVIDIA's driver keeps the state, so anybody may resume the process.
+
+    Exits with 0; with 2 for no such process, or one that is suspended already or not at all; with 3 if
+    the driver is missing, too old, or refuses, or if the GPU lacks memory. A process that cannot be
+    suspended goes on as it was; one for which the GPU lacks memory stays suspended.
     """
     from gpuslice.driver_route import adopted
     from gpuslice.kernels.driver import Process

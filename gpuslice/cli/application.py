@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from types import FunctionType
 from typing import Annotated, Any, cast, get_args
@@ -15,6 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from . import declare
+from .help_groups import GroupedCommands
 
 #: What the parser raises for a wrong command line; typer exports only classes derived from it.
 ParserError = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -72,7 +74,8 @@ def _empty() -> typer.Typer:
     # Without rich, whose import would take half of the time of a `gpuslice --help`.
     return typer.Typer(
         name="gpuslice",
-        no_args_is_help=True,
+        cls=GroupedCommands,
+        context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         callback=_root,
@@ -103,10 +106,20 @@ class _Rest(TyperCommand):
         left = super().parse_args(ctx, args)
         (name,) = (param.name for param in self.params if param.param_type_name == "argument")
         words: list[str] = list(ctx.params[name] or ())
+        if words and words[0].startswith("-") and words[0] not in ("-", "-m", "--"):
+            known = [word for param in self.get_params(ctx) for word in param.opts if word.startswith("--")]
+            close = get_close_matches(words[0].partition("=")[0], known)
+            raise typer.BadParameter(_unknown(words[0], close), ctx)
         if words[:1] != ["--"] and "--" in words:
             words.remove("--")
         ctx.params[name] = words
         return left
+
+
+def _unknown(option: str, close: Sequence[str]) -> str:
+    """Return what to say of an option that does not exist. ``close`` are similar ones, the best first."""
+    name = option.partition("=")[0]
+    return f"unknown option {name}; did you mean {close[0]}?" if close else f"unknown option {name}"
 
 
 def _settings(command: Callable[..., object]) -> dict[str, Any]:
@@ -152,6 +165,8 @@ def run(modules: Mapping[str, str], arguments: Sequence[str]) -> int:
         The module of the command that ``arguments`` name; of all commands if they name none.
     """
     app = build(modules) if len(modules) == 1 else outline(modules)
+    if not arguments or (len(arguments) == 1 and app.registered_groups):
+        arguments = [*arguments, "--help"]
     try:
         # Not standalone: the parser would print a box of many lines where one says it all.
         status = app(args=list(arguments), prog_name="gpuslice", standalone_mode=False)
@@ -159,7 +174,17 @@ def run(modules: Mapping[str, str], arguments: Sequence[str]) -> int:
         command = " ".join(["gpuslice", *modules]) if len(modules) == 1 else "gpuslice"
         if context := getattr(error, "ctx", None):  # of the command below it, as `gpuslice ramdisk verify`
             command = context.command_path
-        what = cast(Any, error).format_message()
+        what = _message(error)
         sys.stderr.write(f"gpuslice: {what}\ngpuslice: see `{command} --help`\n")
         return 2
     return status if isinstance(status, int) else 0
+
+
+def _message(error: Exception) -> str:
+    """Return what is wrong with a command line, and what may have been meant."""
+    found = cast(Any, error)
+    if isinstance(error, typer.BadParameter):
+        return str(found.message if found.param is None else found.format_message())
+    if hasattr(error, "possibilities"):  # an option that does not exist; typer exports no class for it
+        return _unknown(found.option_name, found.possibilities or ())
+    return str(found.format_message())

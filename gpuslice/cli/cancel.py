@@ -7,5 +7,8 @@ from .options import JobsArgument, Json, StateDir
 
 
 def command(jobs: JobsArgument, as_json: Json = False, state_dir: StateDir = None) -> int:
-    """End jobs; returns at once, `gpuslice wait` tells when they are gone."""
+    """End jobs.
+
+    Returns at once; `gpuslice wait` returns when they are gone.
+    """
     return client_commands.cancel(jobs, as_json=as_json, state_dir=state_dir)

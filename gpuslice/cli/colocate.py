@@ -51,9 +51,10 @@ def command(
     csv: Annotated[Path | None, Option(metavar="FILE", help="Write a line for each member of a set.")] = None,
     html: Annotated[Path | None, Option(metavar="FILE", help="Write a page.")] = None,
 ) -> None:
-    """Run unmodified scripts alone and together on one device, and say which to pack (docs/measure.md).
+    """Run scripts alone and together, and say which to pack.
 
-    Ctrl-C keeps what was measured; the same command goes on from there.
+    docs/measure.md describes the measurement. Ctrl-C keeps what was measured; the same
+    command goes on from there.
     """
     from gpuslice.launch.command import check, check_outputs, command_line
     from gpuslice.launch.kept_trials import KeptTrials, kept_path

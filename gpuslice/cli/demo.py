@@ -29,7 +29,7 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Write the results here, too.", show_default=False)
     ] = None,
 ) -> None:
-    """Let three real trainings, each an unmodified script, share one device under round-robin time slices.
+    """Show three real trainings that share one device by time slices.
 
     A small transformer, a convolutional network and a perceptron first run undisturbed, then share the
     device. The finished models must be equal bit for bit; the exit code is 1 if they are not.

@@ -14,5 +14,8 @@ def command(
     as_json: Json = False,
     state_dir: StateDir = None,
 ) -> int:
-    """Cancel all jobs, or let them finish, and end the scheduler; returns when all is gone."""
+    """End the scheduler and its jobs.
+
+    Returns when all their processes have ended.
+    """
     return client_commands.down(drain=drain, as_json=as_json, state_dir=state_dir)

@@ -14,5 +14,8 @@ def command(
     as_json: Json = False,
     state_dir: StateDir = None,
 ) -> int:
-    """Print what happened to the jobs, one event per line, the oldest first; heartbeats are left out."""
+    """Print what happened to the jobs, the oldest event first.
+
+    One event per line; heartbeats are left out.
+    """
     return client_commands.events(follow=follow, as_json=as_json, state_dir=state_dir)

@@ -9,7 +9,7 @@ import typer
 
 from gpuslice.sched_core.nodes import curve
 
-app = typer.Typer(no_args_is_help=True, help="Make CURVE keys, for a scheduler that is reached by TCP.")
+app = typer.Typer(help="Make keys for a scheduler that is reached by TCP.")
 
 
 @app.command()

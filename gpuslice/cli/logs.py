@@ -16,7 +16,10 @@ def command(
     as_json: Json = False,
     state_dir: StateDir = None,
 ) -> int:
-    """Print a job's output; with --json, where it is kept."""
+    """Print what a job has printed.
+
+    With --json, print where it is kept.
+    """
     if as_json:
         return client_commands.log_files(job, state_dir=state_dir)
     return client_commands.logs(job, follow=follow, stderr=stderr, state_dir=state_dir)

@@ -15,8 +15,9 @@ def command(
     as_json: Json = False,
     state_dir: StateDir = None,
 ) -> int:
-    """Suspend a job and resume it elsewhere; one that waits goes there when its turn comes.
+    """Suspend a job and resume it on other devices.
 
-    Whoever holds the devices goes where the job comes from.
+    A job that waits goes there when its turn comes. A job that has these devices goes where this one comes
+    from.
     """
     return client_commands.migrate(job, to=to, as_json=as_json, state_dir=state_dir)

@@ -30,7 +30,7 @@ def command(
     html: Annotated[Path | None, Option(metavar="FILE", help="Write it as a page.")] = None,
     device: Annotated[str | None, Option(help="cpu, cpu:1 or cuda:0; else where the script is.")] = None,
 ) -> None:
-    """Measure the steps of an unmodified training script: times, memory, tensor skew, devices.
+    """Measure a script's step times, memory, devices and tensor skew.
 
     The script ends after --steps steps; those of its warm-up do not count (docs/measure.md). Ranks beyond 0
     go to FILE.rank1.json and so on. The exit code is the script's own.

@@ -15,7 +15,7 @@ def command(
     wide: Annotated[bool, Option("--wide", help="All columns, and nothing cut off.")] = False,
     state_dir: StateDir = None,
 ) -> int:
-    """List all jobs: who has which device, how far each is, and why it waits.
+    """List all jobs: state, device, progress, and why they wait.
 
     Lines are at most 100 columns wide. `gpuslice show JOB` says everything about one job.
     """

@@ -19,7 +19,7 @@ from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.config import format_size, load
 from gpuslice.errors import SnapshotError, UsageError
 
-app = typer.Typer(help="Look after the RAM disk and its snapshots.", no_args_is_help=True)
+app = typer.Typer(help="Look after the RAM disk and its snapshots.")
 
 Directory = Annotated[str | None, typer.Option("--dir", help="The RAM disk, if not the usual one.")]
 Spill = Annotated[str | None, typer.Option("--spill-dir", help="Where snapshots go without room.")]

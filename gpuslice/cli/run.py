@@ -59,7 +59,7 @@ def command(
         ),
     ] = False,
 ) -> int:
-    """Run a training script, a module or a command under gpuslice, unmodified.
+    """Run a script, a module or a command, unmodified, under gpuslice.
 
     Boundaries are where a DataLoader is about to fetch a batch (docs/run.md). gpuslice's own lines go to
     stderr. The exit code is the script's own, or 2 for a wrong command line, 3 for an unusable environment,

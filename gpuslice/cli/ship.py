@@ -25,7 +25,10 @@ def command(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Copy a job's newest snapshot to another node of a Ray cluster, where the job can go on from it."""
+    """Copy a job's newest snapshot to another node of a Ray cluster.
+
+    The job can go on from it there.
+    """
     import json
 
     import msgspec

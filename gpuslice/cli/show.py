@@ -7,8 +7,9 @@ from .options import JobArgument, Json, StateDir
 
 
 def command(job: JobArgument, as_json: Json = False, state_dir: StateDir = None) -> int:
-    """Say everything about one job: why it waits, its devices, its progress, where its time has gone.
+    """Say everything about one job.
 
-    The keys of --json are those of a job in `gpuslice ps --json`.
+    Why it waits, its devices, its progress, where its time has gone. The keys
+    of --json are those of a job in `gpuslice ps --json`.
     """
     return client_commands.show(job, as_json=as_json, state_dir=state_dir)

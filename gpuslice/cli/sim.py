@@ -76,7 +76,7 @@ def command(
         bool | None, typer.Option("--progress/--no-progress", help="Show progress; else on a terminal only.")
     ] = None,
 ) -> None:
-    """Simulate a trace under one policy or several (docs/simulate.md).
+    """Simulate a trace of jobs under one or more policies.
 
     Exit code 2 if the trace, the cluster, an option or a plan of the policy is wrong.
     Ctrl-C reports what is known so far.

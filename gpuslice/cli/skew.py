@@ -23,7 +23,7 @@ def command(
     ] = None,
     json: Annotated[Path | None, Option(metavar="FILE", help="Write the figures as JSON.")] = None,
 ) -> None:
-    """Measure the tensor skew of a training script's model, or of a factory's (docs/measure.md).
+    """Measure the tensor skew of a script's model (docs/measure.md).
 
     A script runs until its optimizers have made three steps. --json FILE may also stand after the script's
     arguments.

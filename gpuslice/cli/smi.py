@@ -30,7 +30,7 @@ def command(
     as_json: Json = False,
     watch: Annotated[bool, Option("--watch", help="Again every second, until Ctrl-C.")] = False,
 ) -> int:
-    """Show utilization, memory, power, clocks and processes of every GPU and every slot of the host.
+    """Show load, memory, power and processes of GPUs and host slots.
 
     The keys of --json are gpustat's where it has them (docs/json.md).
     """

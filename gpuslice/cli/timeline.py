@@ -24,9 +24,9 @@ def command(
     as_json: Json = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Write what devices and jobs did as a Chrome trace, which https://ui.perfetto.dev opens.
+    """Write the whole run as a trace for https://ui.perfetto.dev.
 
-    It is told by the journal, so the scheduler may be up or down.
+    It is read from the journal, so the scheduler may be up or down.
     """
     from gpuslice.daemon import run_timeline
 

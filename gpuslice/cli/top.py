@@ -25,9 +25,9 @@ def command(
     interval: Annotated[str, typer.Option(metavar="1s", help="Look again that often.")] = "1s",
     state_dir: StateDir = None,
 ) -> None:
-    """Show devices, queues and jobs as they change; `q` or Ctrl-C ends it.
+    """Show devices, queues and jobs as they change.
 
-    Needs a terminal; elsewhere see `gpuslice ps --watch`.
+    `q` or Ctrl-C ends it. It needs a terminal; elsewhere use `gpuslice ps --watch`.
     """
     interval_s = parse_duration(interval)
     if not sys.stdout.isatty():

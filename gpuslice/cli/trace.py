@@ -14,7 +14,7 @@ from gpuslice.errors import UsageError
 if TYPE_CHECKING:
     from gpuslice.sched_core.traces.trace import Trace
 
-app = typer.Typer(no_args_is_help=True, help="Look at, convert and make up traces.")
+app = typer.Typer(help="Look at, convert and make traces of jobs.")
 
 TraceFile = Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file; see --format.")]
 Format = Annotated[str, typer.Option("--format", help="auto, csv, philly, gavel or alibaba.")]

@@ -115,7 +115,9 @@ def command(
     state_dir: StateDir = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Start the scheduler in the background (docs/share.md); prints where it runs once it can be used.
+    """Start the scheduler in the background (docs/share.md).
+
+    Returns when it can be used, and prints where it runs.
 
     Exit code 2 for a wrong option, 3 if it cannot run here or one runs already, 4 for a damaged journal.
     """

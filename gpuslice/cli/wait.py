@@ -15,9 +15,9 @@ def command(
     timeout: Annotated[str | None, Option(metavar="60s", help="Wait no longer.")] = None,
     state_dir: StateDir = None,
 ) -> int:
-    """Wait until all of these jobs have ended.
+    """Wait until jobs have ended.
 
-    Exits with the job's exit code (128 + n for signal n), 124 if it takes too long. Of several jobs the first
-    exit code, in their order here, that is not 0.
+    Exits with the job's exit code (128 + n for signal n), or 124 after --timeout. Of several jobs, exits with
+    the first exit code that is not 0, in their order here.
     """
     return client_commands.wait(jobs, as_json=as_json, timeout=timeout, state_dir=state_dir)

@@ -15,5 +15,5 @@ def command(
     as_json: Json = False,
     state_dir: StateDir = None,
 ) -> int:
-    """Give a job another weight: its share, where the policy knows weights (rr and gandiva do)."""
+    """Give a job another weight: its share under rr and gandiva."""
     return client_commands.weight(job, weight, as_json=as_json, state_dir=state_dir)
