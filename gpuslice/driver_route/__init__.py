@@ -1,4 +1,4 @@
-"""Any process that uses CUDA, off its GPUs and back by NVIDIA's driver: one that runs already, or a command.
+"""Suspend any process that uses CUDA, by NVIDIA's driver: a running one, or a command started here.
 
 Public face: ``adopted.suspend``, ``adopted.resume``, ``command.execute``.
 """

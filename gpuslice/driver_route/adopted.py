@@ -1,4 +1,4 @@
-"""Suspending and resuming a process that gpuslice did not start, by NVIDIA's driver (docs/gpus.md)."""
+"""Suspend and resume a process that gpuslice did not start, by NVIDIA's driver (docs/gpus.md)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gpuslice.kernels.driver import MINIMUM_DRIVER_FOR_MOVES, ProcessState
 from gpuslice.kernels.nvml import Driver, bytes_of_process, read_driver
 from gpuslice.launch.visible_gpus import visible
 
-#: A training step is over by then; what still waits for the GPU is not training.
+#: Longest wait for the process's CUDA calls: a training step is over by then.
 LOCK_TIMEOUT_S = 60.0
-#: In the user's cache: what suspended processes had on their GPUs.
+#: Folder in the user's cache with the GPU memory sizes of suspended processes.
 _FOLDER = "adopted"
 
 
 class CheckpointableProcess(Protocol):
-    """What is asked of `gpuslice.kernels.driver.Process`."""
+    """The interface of `gpuslice.kernels.driver.Process`."""
 
     pid: int
 
@@ -45,7 +45,7 @@ class CheckpointableProcess(Protocol):
 
 
 def check_pid(pid: int) -> None:
-    """Refuse a process that is not there or not ours, before the driver says it in its own words.
+    """Raise ``UsageError`` if a process does not exist or is not ours: the driver would be less clear.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def resume(process: CheckpointableProcess, moves: Mapping[UUID, UUID] | None = N
 
 
 def _remember(pid: int) -> None:
-    """Write down what a process has on its GPUs: once it has left them, nobody knows."""
+    """Record what a process has on its GPUs. After it has left them, this cannot be found out."""
     path = _file_of(pid)
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -147,7 +147,7 @@ def _remember(pid: int) -> None:
 
 
 def _check_room(pid: int, moves: Mapping[UUID, UUID]) -> None:
-    """Refuse to bring a process back to GPUs that lack the memory, as far as both are known."""
+    """Raise if the GPUs lack the memory for a process to come back, as far as both sizes are known."""
     path = _file_of(pid)
     try:
         needed = msgspec.json.decode(path.read_bytes(), type=dict[str, int])
@@ -171,14 +171,14 @@ def _check_room(pid: int, moves: Mapping[UUID, UUID]) -> None:
 
 
 def _file_of(pid: int) -> Path:
-    """Of this process, not of a later one with its number."""
+    """Return the path of the process's record. A later process with the same pid has another path."""
     return cache_directory() / _FOLDER / f"{pid}.{process_began(pid)}"
 
 
 def moves_to(
     targets: Sequence[int], sources: Sequence[int], driver: Driver, environ: Mapping[str, str]
 ) -> dict[UUID, UUID]:
-    """What the driver has to be told for a move: a new GPU for every one here, others keep their place.
+    """Return the moves to tell the driver: a new GPU for every GPU here, where all others keep their place.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""``gpuslice run --route driver``: any command; while this is stopped, it is off its GPUs.
+"""``gpuslice run --route driver``: run any command, and take it off its GPUs while it is stopped.
 
 gpuslice stays as the command's parent, because a process that is off its GPUs cannot call the driver itself.
 SIGTSTP (Ctrl-Z, ``kill -TSTP``) suspends every process of the command that uses CUDA, then this one; SIGCONT
@@ -24,7 +24,7 @@ from gpuslice.types import Route
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _OWN = (signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD)
-#: Settings that need gpuslice inside of the process.
+#: Settings that need gpuslice inside the process.
 _INSIDE = (
     *("suspend_every", "suspend_at", "checkpoint_every"),
     *("report", "job"),
@@ -32,7 +32,7 @@ _INSIDE = (
 
 
 def execute(words: Sequence[str], settings: Settings) -> int:
-    """Run a command to its end, suspended and resumed meanwhile as signals say; its exit status.
+    """Run a command to its end, suspended and resumed on signals. Return its exit status.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def _check(settings: Settings) -> None:
 
 
 def _restore_signals(mask: Iterable[int]) -> None:
-    """In the command. Ctrl-Z reaches it, too, but it must run to be taken off its GPUs."""
+    """Restore the signal mask, in the command. SIGTSTP is ignored: the command must run to be suspended."""
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -99,10 +99,13 @@ def _obey(received: signal.struct_siginfo, pid: int) -> None:
 
 
 def _switch(verb: str, pid: int) -> bool:
-    """In a process of its own: the driver's threads, where it is used, take signals that are blocked here."""
+    """Suspend or resume in a process of its own, and return True if that worked.
+
+    The driver's threads, in the process that uses it, take signals that are blocked here.
+    """
     words = [sys.executable, "-m", switch.__name__, verb, str(pid)]
     try:
         return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode == 0
-    except OSError as error:  # no process left, say; nobody is there to whom it could be raised
+    except OSError as error:  # no process left, say; an exception would reach no caller
         sys.stderr.write(f"gpuslice: cannot {verb} the command: {error.strerror}\n")
         return False

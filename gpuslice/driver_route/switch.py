@@ -1,7 +1,7 @@
-"""``python -m gpuslice.driver_route.switch suspend|resume PID``: what `command` has the driver do.
+"""``python -m gpuslice.driver_route.switch suspend|resume PID``: suspend or resume by the driver.
 
-To a process and its descendants. Says on stderr what came of it; the exit code is 0 if all that use CUDA are
-where they should be.
+This applies to a process and its descendants. The result is reported on stderr. The exit code is 0 if all
+processes that use CUDA are in the wanted state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(verb: str, pid: int) -> int:
 
 
 def processes(pid: int) -> list[Process]:
-    """The process and its descendants that use CUDA, by id."""
+    """Return the process and its descendants that use CUDA, sorted by id."""
     try:
         root = psutil.Process(pid)
         pids = sorted({pid, *(child.pid for child in root.children(recursive=True))})
@@ -53,7 +53,7 @@ def _has_driver(pid: int) -> bool:
 
 
 def suspend_all(found: Sequence[adopted.CheckpointableProcess]) -> int:
-    """All of them or none: if one is refused, those that were suspended before it come back."""
+    """Suspend all processes and return their number. If one is refused, those before it are resumed."""
     done: list[adopted.CheckpointableProcess] = []
     try:
         for process in found:
@@ -72,7 +72,10 @@ def suspend_all(found: Sequence[adopted.CheckpointableProcess]) -> int:
 
 
 def resume_all(found: Sequence[adopted.CheckpointableProcess]) -> int:
-    """All that are not running; an error leaves the rest for the next try."""
+    """Resume all processes that are not running, and return their number.
+
+    After an error the rest can be resumed in another try.
+    """
     away = [process for process in found if process.state is not ProcessState.RUNNING]
     for process in away:
         adopted.resume(process)

@@ -1,4 +1,4 @@
-"""What a job may allocate on its device, kept where it allocates.
+"""The limit of the memory that a job may allocate on its device.
 
 Public face: ``memory_limit.MemoryLimit``.
 """

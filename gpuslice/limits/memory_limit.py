@@ -1,10 +1,10 @@
-"""The limit of what a job may allocate on its device, kept where it allocates.
+"""The limit of the memory that a job may allocate on its device.
 
-On a GPU torch's allocator keeps it. On the host the kernel does: ``RLIMIT_DATA`` bounds a process's private
-writable memory, so that the very allocation that goes beyond fails, whoever makes it. What the process had
-before its first lease does not count, nor do snapshots, which are shared mappings; and while the job's state
-is on the move there is no limit, because then gpuslice allocates. What the processes take that it starts is
-taken off its limit (``worker_memory``).
+On a GPU, torch's allocator applies it. On the host, the kernel does: ``RLIMIT_DATA`` bounds a process's
+private writable memory, so that the allocation that exceeds it fails, whatever code makes it. Memory from
+before the first lease does not count, nor do snapshots, which are shared mappings. While the job's state is
+moving there is no limit, because gpuslice then allocates. Memory of processes that the job starts is deducted
+from its limit (``worker_memory``).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gpuslice.kernels.cuda.allocator_memory import statistics
 from gpuslice.limits.worker_memory import Watch, WorkerMemory, bounded, private_bytes
 from gpuslice.types import DeviceName
 
-#: Threads whose stacks are counted in full from their start on: ours, and some of the script's.
+#: Threads whose stacks count in full from their start: ours, and some of the script's.
 _THREADS = 8
-#: Where nothing limits stacks, glibc's threads have this.
+#: Stack size of glibc's threads if stacks have no limit.
 _STACK_BYTES = 2 << 20
 _ASKED = re.compile(
     r"(?:tried|Unable) to allocate ([0-9]+(?:[.][0-9]+)?) ?(bytes|[KMGT]?i?B)\b", re.IGNORECASE
@@ -39,7 +39,7 @@ _OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of mem
 
 
 class MemoryLimit:
-    """Of this process, on the device that it computes on, and of what it starts.
+    """The limit of this process, and of processes that it starts, on the device that it computes on.
 
     Parameters
     ----------
@@ -53,18 +53,18 @@ class MemoryLimit:
         self._tell = tell
         self.limit_bytes = parse_size(limit) if limit else 0
         self._device = DeviceName("cpu", None)
-        #: The host's: the kernel's limit for this process if no other takes any of it, and without ours.
+        #: On the host: the kernel's limit for this process alone, and its limit without ours.
         self._soft_bytes = 0
         self._former_bytes = resource.RLIM_INFINITY
-        #: What it had when the limit was lifted; 0: it is kept.
+        #: Memory of the process when the limit was lifted; 0 while it applies.
         self._lifted_bytes = 0
         self._workers = WorkerMemory(0)
         self._watch = Watch(self._share)
-        #: Held by whoever changes the kernel's limit.
+        #: Held while the kernel's limit is changed.
         self._lock = threading.Lock()
 
     def begin(self, device: DeviceName) -> None:
-        """Keep it from now on; on a GPU from the moment when the script begins CUDA."""
+        """Apply the limit from now on; on a GPU as soon as the script begins CUDA."""
         if not self.limit_bytes:
             return
         self._device = device
@@ -78,12 +78,12 @@ class MemoryLimit:
             self._watch.start()
 
     def end(self) -> None:
-        """Look no more at what other processes take; called when the script has ended."""
+        """Stop watching other processes' memory. Called when the script has ended."""
         self._watch.end()
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """No limit on the host from here on, until the state is back (``restore``) or the block fails."""
+        """Lift the limit on the host until the state is back (``restore``) or the block fails."""
         if self._soft_bytes and not self._lifted_bytes:
             self._lift()
         try:
@@ -93,7 +93,7 @@ class MemoryLimit:
             raise
 
     def restore(self, device: DeviceName) -> None:
-        """Keep it again: the state is back, on ``device``. What the process has more now is ours."""
+        """Apply the limit again: the state is back, on ``device``. Memory added meanwhile is gpuslice's."""
         if self._lifted_bytes:
             with self._lock:
                 ours_bytes = max(0, private_bytes(os.getpid()) - self._lifted_bytes)
@@ -106,13 +106,13 @@ class MemoryLimit:
             _at_cuda_begin(self._limit_gpu)  # a job may have moved before its script begins CUDA
 
     def explain(self, error: BaseException) -> str:
-        """What to say of ``error``, which ends the script, if it comes of this limit; else nothing.
+        """Return an explanation of ``error``, which ends the script, if this limit caused it; else "".
 
-        The limit is kept no longer: to say it takes memory, too.
+        The limit is lifted then, because reporting takes memory, too.
         """
         text = str(error)
         if OVER_MEMORY_LIMIT in text:
-            return ""  # it says so itself
+            return ""  # the error explains it already
         if not self.limit_bytes or not (isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text)):
             return ""
         asked, (had_bytes, room_bytes) = asked_bytes(text), self._use()
@@ -136,11 +136,11 @@ class MemoryLimit:
         self._set_host(self._soft_bytes)
 
     def _use(self) -> tuple[int, int | None]:
-        """What the job has of what counts, and what is left; ``None`` while it has no limit of ours."""
+        """Return the job's memory that counts, and what is left; None while there is no limit of ours."""
         if self._device.kind == "cuda":
             index = self._device.index or 0
             had = statistics(lambda: torch.cuda.memory_reserved(index)) if runtime_calls.has_begun() else 0
-            had = had or 0  # an allocator of the script's own keeps no count
+            had = had or 0  # an allocator of the script may keep no count
             return had, self.limit_bytes - had
         soft_bytes, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if soft_bytes in (self._former_bytes, hard):
@@ -156,7 +156,7 @@ class MemoryLimit:
             self._set_host(self._former_bytes)
 
     def _share(self) -> int:
-        """Give what is left of the limit to all processes of the job; how many others there are."""
+        """Give the rest of the limit to all processes of the job. Return how many others there are."""
         with self._lock:
             own_bytes = private_bytes(os.getpid())
             others_bytes = self._workers.taken_bytes(own_bytes)
@@ -167,7 +167,7 @@ class MemoryLimit:
             return self._workers.allow(max(0, self._soft_bytes - others_bytes - own_bytes))
 
     def _set_host(self, soft_bytes: int) -> None:
-        """As far as the hard limit allows, which the script may lower at any time."""
+        """Set the soft limit, within the hard limit, which the script may lower at any time."""
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (bounded(soft_bytes, hard), hard))
 
@@ -183,7 +183,7 @@ class MemoryLimit:
         self._word_gpu_errors()
 
     def _word_gpu_errors(self) -> None:
-        """Let torch's out-of-memory errors say it themselves, also to a script that catches them."""
+        """Add the explanation to torch's out-of-memory errors, for scripts that catch them, too."""
 
         def begin(error: torch.OutOfMemoryError, *words: object) -> None:
             RuntimeError.__init__(error, *words)
@@ -194,7 +194,7 @@ class MemoryLimit:
 
 
 def asked_bytes(text: str) -> int:
-    """How much an out-of-memory error says was asked for; 0 if it does not say."""
+    """Return how many bytes were requested, by an out-of-memory error's text; 0 if it does not say."""
     found = _ASKED.search(text)
     if found is None:
         return 0

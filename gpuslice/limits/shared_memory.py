@@ -1,4 +1,4 @@
-"""What to say of torch's errors about a full /dev/shm: the RAM disk may be there, too."""
+"""Explain torch's errors about a full /dev/shm, where the RAM disk may be, too."""
 
 from __future__ import annotations
 

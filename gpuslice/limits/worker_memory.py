@@ -1,8 +1,8 @@
-"""What the processes that a rank has started take of its memory limit: the workers of a DataLoader, mostly.
+"""The part of a rank's memory limit that its child processes take: mostly workers of a DataLoader.
 
-The kernel keeps a limit for each process (``RLIMIT_DATA``). So the room that the job has left is given to all
-of its processes alike, anew several times a second. Each allocation is still bounded where it is made, and
-what one process has taken the others cannot take.
+The kernel applies a limit to each process (``RLIMIT_DATA``). So the rest of the job's limit is given to each
+of its processes alike, and adjusted several times a second. Each allocation is still bounded where it is
+made, and memory that one process has taken is not available to the others.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any
 from gpuslice.checkpoint.gate import OWN_PREFIX
 from gpuslice.errors import hide_own_frames
 
-#: How often the room is shared out while there are such processes.
+#: Interval at which the limit is shared while there are such processes.
 _SHARE_AGAIN_S = 0.2
 
 
 class WorkerMemory:
-    """The processes below this one, and theirs, and what they have taken.
+    """The descendants of this process, and the memory that they have taken.
 
-    A process counts from what its parent had when it was forked, or, if it runs a program of its own, from
-    what this process had at first: then it had imported torch. Memory that a fork shares with its parent so
-    does not count, nor do the copies of single pages of it.
+    A process counts from its parent's memory at the fork, or, if it runs another program, from this process's
+    first memory: that of imported torch. So memory that a fork shares with its parent does not count, nor do
+    copies of single pages.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class WorkerMemory:
         self._before_bytes: dict[int, int] = {}
 
     def taken_bytes(self, own_bytes: int) -> int:
-        """What they have taken together, as of now; ``own_bytes`` is what this process has."""
+        """Return what the processes have taken together; ``own_bytes`` is this process's memory."""
         found = {pid: private_bytes(pid) for pid in _below(os.getpid())}
         self._have_bytes = {pid: has for pid, has in found.items() if has}
         self._before_bytes = {
@@ -54,7 +54,7 @@ class WorkerMemory:
         return sum(max(0, has - self._before_bytes[pid]) for pid, has in self._have_bytes.items())
 
     def allow(self, room_bytes: int) -> int:
-        """Let each of them allocate so much more, and no more; how many there are."""
+        """Let each process allocate this much more, and no more. Return their number."""
         for pid, has in self._have_bytes.items():
             with suppress(ProcessLookupError, PermissionError):  # it has ended, or is another user's now
                 _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
@@ -63,9 +63,10 @@ class WorkerMemory:
 
 
 class Watch:
-    """A thread that shares the room out again and again while there are others, and sleeps otherwise.
+    """A thread that shares the limit again and again while there are other processes, and sleeps otherwise.
 
-    It wakes up when Python code starts a process; one that C code starts is found with the next of those.
+    It wakes up when Python code starts a process. A process that C code starts is found at the next such
+    time.
 
     Parameters
     ----------
@@ -80,7 +81,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name=f"{OWN_PREFIX}memory", daemon=True)
 
     def start(self) -> None:
-        """Watch from now on, until `end`."""
+        """Start the thread; it watches until `end`."""
         os.register_at_fork(after_in_parent=self._awake.set)
         # By these two it forks without those functions: a program, and a worker that is spawned.
         _after_each(subprocess.Popen, "__init__", self._awake.set)
@@ -88,7 +89,7 @@ class Watch:
         self._thread.start()
 
     def end(self) -> None:
-        """Watch no more; the thread has ended then."""
+        """Stop the thread and wait for it."""
         self._ended = True
         self._awake.set()
         if self._thread.ident is not None:
@@ -104,7 +105,7 @@ class Watch:
 
 
 def _after_each(owner: object, name: str, act: Callable[[], object]) -> None:
-    """Call ``act`` whenever this function has been called, also if that failed."""
+    """Make each call of ``owner``'s function ``name`` end with a call of ``act``, also a failed one."""
     function = getattr(owner, name)
 
     @functools.wraps(function)
@@ -121,7 +122,7 @@ def _after_each(owner: object, name: str, act: Callable[[], object]) -> None:
 
 
 def private_bytes(pid: int) -> int:
-    """What ``RLIMIT_DATA`` counts of a process, in bytes; 0 if it has ended."""
+    """Return the bytes of a process that ``RLIMIT_DATA`` counts; 0 if it has ended."""
     with suppress(FileNotFoundError, ProcessLookupError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
         for line in status.splitlines():
@@ -131,13 +132,13 @@ def private_bytes(pid: int) -> int:
 
 
 def bounded(soft_bytes: int, *bounds: int) -> int:
-    """The least of these that are limits at all."""
+    """Return the least of these limits, without infinite ones."""
     infinity = resource.RLIM_INFINITY
     return min((bound for bound in (soft_bytes, *bounds) if bound != infinity), default=infinity)
 
 
 def _below(pid: int) -> list[int]:
-    """The processes that ``pid`` has started, and those that they have."""
+    """Return the descendants of a process."""
     children: list[int] = []
     with suppress(OSError):
         for task in os.scandir(f"/proc/{pid}/task"):

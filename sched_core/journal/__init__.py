@@ -1,5 +1,5 @@
-"""Every event of a scheduler in SQLite, with running checksums, and the way back from it to the same core.
+"""Every event of a scheduler in SQLite, with running checksums, and the restore of a core from them.
 
-``journal.Journal`` writes and reads it; ``replay.Replay`` gives its events to a core.
-``audit``, ``head`` and ``repair`` find out whether it is whole and save what is.
+``journal.Journal`` writes and reads the journal; ``replay.Replay`` gives its events to a core. ``audit``,
+``head`` and ``repair`` check it and save its intact part.
 """

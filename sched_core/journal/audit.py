@@ -1,6 +1,6 @@
-"""Whether a journal is whole: every event is there, as it was written, up to the last one.
+"""Check a journal: every event must be there, as it was written, up to the last one.
 
-It is only read here, so that what is damaged stays as it is until somebody decides what to do.
+The journal is only read, so that a damaged one stays as it is until a person decides what to do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .head import START, Head, checksum, decode, link, path_of
 
-#: What is wrong with the disk or its permissions, and not with what was written.
+#: Errors of the disk or its permissions, not of the journal's content.
 _OF_THE_SYSTEM = frozenset(
     {
         sqlite3.SQLITE_FULL,
@@ -23,13 +23,13 @@ _OF_THE_SYSTEM = frozenset(
         sqlite3.SQLITE_PERM,
     }
 )
-#: An event as it is stored: number, time, the event.
+#: A stored event: number, time, the encoded event.
 Row = tuple[int, float, bytes]
 
 
 @dataclass(slots=True)
 class Audit:
-    """What there is of a journal.
+    """The result of a check: the intact part of a journal, and its problem.
 
     Attributes
     ----------
@@ -56,12 +56,12 @@ class Audit:
 
     @property
     def missing(self) -> int:
-        """How many events are known to be missing."""
+        """Number of events that are known to be missing."""
         return 0 if self.noted is None else max(0, self.noted.number - self.head.number)
 
 
 def audit(path: Path) -> Audit:
-    """Read all of the journal at ``path`` and see whether it is whole.
+    """Read all of the journal at ``path``, and return the result of the check.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def audit(path: Path) -> Audit:
 
 
 def whole(path: Path, found: Audit) -> Iterator[Row]:
-    """The events of the journal at ``path`` that ``found`` calls whole."""
+    """Yield the events that ``found`` calls intact, from the journal at ``path``."""
     if not found.head.number:
         return  # there may be no file
     database = _open(path)
@@ -101,9 +101,9 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _noted(path: Path) -> tuple[Head | None, str]:
-    """The head at ``path``, ``None`` if there is none, and what is wrong with it.
+    """Return the head at ``path``, None if there is none, and what is wrong with it.
 
-    Whoever is killed while the file is made leaves it empty.
+    A process that was killed while creating the file leaves it empty.
     """
     try:
         return (decode(line) if (line := path.read_bytes()) else None), ""
@@ -114,7 +114,7 @@ def _noted(path: Path) -> tuple[Head | None, str]:
 
 
 def _read(path: Path, found: Audit) -> None:
-    """Fill in ``found`` as far as what is there is whole."""
+    """Fill in ``found`` with the intact part of the journal."""
     database = _open(path)
     try:
         columns = [row[1] for row in database.execute("PRAGMA table_info(events)")]
@@ -137,7 +137,7 @@ def _read(path: Path, found: Audit) -> None:
 
 
 def _events(database: sqlite3.Connection, found: Audit) -> Iterator[tuple[int, object, bytes]]:
-    """Every event's number, the checksum that is stored and the right one, up to the first odd event."""
+    """Yield every event's number, its stored checksum and the right one, up to the first malformed event."""
     chain, following = START, "chain" if found.chained else "NULL"
     for row in database.execute(f"SELECT number, at_s, event, {following} FROM events ORDER BY number"):
         number, at_s, event, stored = row
@@ -149,7 +149,7 @@ def _events(database: sqlite3.Connection, found: Audit) -> Iterator[tuple[int, o
 
 
 def _setup(database: sqlite3.Connection, *, checked: bool) -> tuple[bytes | None, str]:
-    """What core the journal is of, and what is wrong with that."""
+    """Return the description of the journal's core, and what is wrong with it."""
     about = dict(database.execute("SELECT name, value FROM about").fetchall())
     setup = about.get("setup")
     if setup is None and "setup_sum" not in about:
@@ -165,7 +165,7 @@ def _integrity(database: sqlite3.Connection) -> str:
 
 
 def _compare(found: Audit) -> str:
-    """What is wrong with how the journal ends, given what was noted of that."""
+    """Return what is wrong with the journal's end, compared with the noted end; "" if nothing is."""
     noted = found.noted
     if noted is None:
         empty = not found.head.number and found.setup is None

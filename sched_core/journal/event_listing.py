@@ -1,4 +1,4 @@
-"""The journal for people: what happened, without heartbeats and environments."""
+"""The journal for people: its events without heartbeats and environments."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from gpuslice.wire import MAX_MESSAGE_BYTES, Progress
 
 from .journal import Journal
 
-#: Entries looked at for one answer; keeps it short.
+#: Most entries that are read for one answer.
 _MOST = 500
-#: An answer is no longer than that and one entry; ranks' errors can be long.
+#: An answer is no longer than this plus one entry. Ranks' errors can be long.
 _MOST_BYTES = MAX_MESSAGE_BYTES // 4
 
 
 def history(journal: Journal, after: int) -> History:
-    """The next part of the journal that follows event ``after``."""
+    """Return the next part of the journal after event ``after``."""
     shown: list[EventInfo] = []
     nbytes = 0
     wall_clock = journal.wall_clock()

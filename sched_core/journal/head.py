@@ -1,7 +1,7 @@
-"""How far a journal goes, in a small file beside it: the number of its last event and its running checksum.
+"""The end of a journal, in a small file beside it: the number of its last event and its running checksum.
 
-SQLite takes a log that breaks off for one that ends there. So where it ends is written down outside of it, in
-place and without waiting for the disk: the file survives whatever the log of SQLite survives.
+SQLite treats a truncated log as one that ends there. So the end is recorded outside of it, in place and
+without waiting for the disk: the file survives whatever SQLite's log survives.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from hashlib import blake2b
 from pathlib import Path
 
 _SUM_BYTES = 16
-#: Before the first event.
+#: The checksum before the first event.
 START = bytes(_SUM_BYTES)
 _NUMBERS = struct.Struct("<qd")
 
 
 def link(former: bytes, number: int, at_s: float, event: bytes) -> bytes:
-    """The running checksum of event ``number``, after ``former``, that of the one before."""
+    """Return the running checksum of event ``number``, given ``former``, that of the event before."""
     return blake2b(former + _NUMBERS.pack(number, at_s) + event, digest_size=_SUM_BYTES).digest()
 
 
 def checksum(data: bytes) -> bytes:
-    """The checksum of ``data`` by itself."""
+    """Return the checksum of ``data`` alone."""
     return blake2b(data, digest_size=_SUM_BYTES).digest()
 
 
@@ -47,13 +47,13 @@ class Head:
     introduced: bool = False
 
     def encode(self) -> bytes:
-        """A line of fixed length."""
+        """Return the head as a line of fixed length."""
         line = b"%020d %s %d " % (self.number, self.chain.hex().encode(), self.introduced)
         return line + checksum(line).hex().encode() + b"\n"
 
 
 def decode(line: bytes) -> Head:
-    """The head that ``line`` stands for.
+    """Return the head that ``line`` encodes.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def decode(line: bytes) -> Head:
 
 
 def path_of(journal: Path) -> Path:
-    """Where the head of ``journal`` is."""
+    """Return the path of the head of ``journal``."""
     return journal.with_suffix(".head")
 
 
@@ -86,13 +86,13 @@ class HeadFile:
         self._descriptor = os.open(path, flags, 0o600)
 
     def write(self, head: Head) -> None:
-        """Replace what is there; a process that dies meanwhile leaves one or the other."""
+        """Replace the file's content. A process that dies meanwhile leaves the old or the new content."""
         os.pwrite(self._descriptor, head.encode(), 0)
 
     def sync(self) -> None:
-        """Wait until it is on the medium."""
+        """Wait until the content is on the medium."""
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         os.close(self._descriptor)

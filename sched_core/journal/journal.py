@@ -1,9 +1,9 @@
-"""Everything that happened to a core, in the order in which it happened: its memory across restarts.
+"""The journal of a core: every event in order, which restores the core after a restart.
 
-An event is written after the core has taken it and before any command that follows from it leaves. So what
-the world was told is always in the journal, and ``core.handle`` over the journal gives the same core again.
-Every event carries a checksum of itself and all before it, and where the journal ends is noted beside it
-(``head``): what is damaged or missing is noticed when it is opened (``audit``).
+An event is written after the core has accepted it, and before any command that follows from it is sent. So
+the journal contains everything on which commands were based, and ``core.handle`` over the journal gives the
+same core again. Every event carries a checksum of itself and all events before it, and the journal's end is
+recorded beside it (``head``). Damage and missing events are noticed when the journal is opened (``audit``).
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from .repair import INSERT, SCHEMA, migrate
 from .wall_clock import WallClock, read_notes
 
 FILE = "journal.sqlite"
-#: So many entries are worth a checkpoint of SQLite's log.
+#: Number of entries that are worth a checkpoint of SQLite's log.
 _MANY = 500
 _encoder = msgspec.msgpack.Encoder()
-#: What is noted in the place of an event whose values are none that an event may have, with the reason.
+#: Name of the note that replaces an event with a value that no event may have; it has the reason.
 UNREADABLE = "unreadable"
-#: So many entries are read at a time.
+#: Number of entries read at a time.
 _PAGE = 500
 _REASON_CHARACTERS = 1000
 
 
 class JournalError(GpusliceError):
-    """The journal cannot be read or written; the scheduler cannot go on, its jobs can."""
+    """The journal cannot be read or written. The scheduler cannot go on; its jobs can."""
 
     exit_code = 3
 
 
 class JournalDamagedError(JournalError):
-    """Something of the journal is not what was written, or is gone; nothing of it was changed.
+    """A part of the journal was changed or is missing. Nothing was modified.
 
     Attributes
     ----------
@@ -68,7 +68,8 @@ class JournalDamagedError(JournalError):
 class Journal:
     """A journal in SQLite; a context manager.
 
-    Survives the end of the process at any moment, as the machine's does all but the last moments.
+    It survives the end of the process at any moment. After the end of the machine only the last moments may
+    be missing.
 
     Parameters
     ----------
@@ -92,9 +93,9 @@ class Journal:
     ) -> None:
         self.path = path
         self._unix_s = unix_s
-        #: The newest heartbeat of each rank, oldest first, since anything else was written.
+        #: Newest heartbeat of each rank, oldest first, since the last write of another event.
         self._heartbeats: dict[tuple[str, int], tuple[float, Reported]] = {}
-        #: The last heartbeat of each rank that was written.
+        #: Last written heartbeat of each rank.
         self._written: dict[tuple[str, int], Event] = {}
         #: Entries since the last checkpoint.
         self._fresh = 0
@@ -117,7 +118,7 @@ class Journal:
         return found
 
     def _prepare(self, found: Audit) -> None:
-        """Be ready to write after what was ``found``, which is whole."""
+        """Prepare to write after the intact events of ``found``."""
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = NORMAL")
         self._database.execute("PRAGMA wal_autocheckpoint = 0")  # see tidy_up
@@ -138,7 +139,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Write what is left to write and close the file."""
+        """Write what is still to be written, and close the file."""
         try:
             self.flush()
         finally:
@@ -147,13 +148,13 @@ class Journal:
                 self._head.close()
 
     def about(self) -> bytes | None:
-        """What ``introduce`` wrote, if anything."""
+        """Return what ``introduce`` wrote, or None."""
         with self._told():
             found = self._database.execute("SELECT value FROM about WHERE name = 'setup'").fetchone()
         return None if found is None else found[0]
 
     def introduce(self, setup: bytes) -> None:
-        """Write down what core this is the journal of."""
+        """Write the description of the journal's core."""
         with self._told(), self._database:
             self._database.execute("BEGIN")
             rows = [("setup", setup), ("setup_sum", checksum(setup))]
@@ -161,7 +162,7 @@ class Journal:
         self._note(Head(self._end.number, self._end.chain, introduced=True))
 
     def append(self, event: Event, now: float, *, quiet: bool) -> None:
-        """Write ``event`` down; it is safe when this returns, unless it is a quiet heartbeat.
+        """Write ``event``. It is safe when this returns, unless it is a quiet heartbeat.
 
         Parameters
         ----------
@@ -190,9 +191,9 @@ class Journal:
             return read_notes(self._database)
 
     def tidy_up(self) -> None:
-        """Move what was written from SQLite's log to its proper place, if it is much.
+        """Move entries from SQLite's log into the database, if there are many.
 
-        That waits for the disk, which an ``append`` does not: to be called when nobody else waits.
+        This waits for the disk, which ``append`` does not. Call it when no other work is waiting.
         """
         if self._fresh < _MANY:
             return
@@ -203,30 +204,30 @@ class Journal:
                 self._head.sync()
 
     def replay(self) -> Iterator[tuple[Event, float]]:
-        """All events and when they happened, the oldest first."""
+        """Yield all events with their times, oldest first."""
         for _, at_s, event in self.entries(0):
             yield event, at_s
 
     def entries(self, number: int) -> Iterator[tuple[int, float, Event]]:
-        """All events that follow event ``number``, with number and time, the oldest first."""
+        """Yield all events after event ``number``, with number and time, oldest first."""
         while page := self.after(number, _PAGE):
             yield from page
             number = page[-1][0]
 
     def notes(self, what: str) -> list[Noted]:
-        """All ``Noted`` of ``what``."""
+        """Return all ``Noted`` of ``what``."""
         query = "SELECT number, event FROM events WHERE instr(event, ?) ORDER BY number"
         with self._told():
             found = [self._event(*row) for row in self._database.execute(query, (what.encode(),))]
         return [event for event in found if isinstance(event, Noted) and event.what == what]
 
     def flush(self) -> None:
-        """Write down heartbeats that were put off."""
+        """Write heartbeats that were put off."""
         if self._heartbeats:
             self._insert_after_heartbeats()
 
     def after(self, number: int, most: int) -> list[tuple[int, float, Event]]:
-        """At most ``most`` events that follow event ``number``, with number and time."""
+        """Return at most ``most`` events after event ``number``, with number and time."""
         chain = "chain" if self._chained else "NULL"
         query = f"SELECT number, at_s, event, {chain} FROM events WHERE number >= ? ORDER BY number LIMIT ?"
         with self._told():
@@ -240,7 +241,7 @@ class Journal:
         return found
 
     def _check(self, row: tuple[int, float, bytes, bytes], former: bytes) -> None:
-        """Refuse ``row`` if it is not what was written after the event with the checksum ``former``."""
+        """Raise unless ``row`` is as it was written, after the event with the checksum ``former``."""
         number, at_s, event, chain = row
         whole = isinstance(at_s, float) and isinstance(event, bytes)
         if whole and self._chained:
@@ -249,7 +250,7 @@ class Journal:
             raise ValueError(f"event {number} is not what was written")
 
     def _event(self, number: int, written: bytes) -> Event:
-        """An entry's event; a note in its place if that is whole, but has a value that no event may have."""
+        """Return an entry's event; a note in its place if it has a value that no event may have."""
         try:
             return decode(written)
         except msgspec.ValidationError as error:
@@ -282,7 +283,7 @@ class Journal:
         self._note(end)
 
     def _note(self, end: Head) -> None:
-        """Take note, outside of SQLite's log, of where the journal ends; later than it does."""
+        """Record the journal's end in the head file, after the write itself."""
         self._end = end
         if self._head is not None:
             with self._told():
@@ -290,7 +291,7 @@ class Journal:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Turn what goes wrong with the file into a ``JournalError``."""
+        """Turn errors about the file inside the block into ``JournalError``."""
         try:
             yield
         except (sqlite3.Error, OSError, ValueError, OverflowError, *NOT_A_VALUE) as error:
@@ -301,7 +302,7 @@ class Journal:
 
 
 def _goes_back(former: Reported, message: Progress) -> bool:
-    """Whether the heartbeat ``former`` told of more than ``message`` does, as a rank never should."""
+    """Return True if the heartbeat ``former`` reported more than ``message`` does, as a rank never should."""
     before = former.message
     assert isinstance(before, Progress)
     counts = zip(
@@ -313,5 +314,5 @@ def _goes_back(former: Reported, message: Progress) -> bool:
 
 
 def _columns(database: sqlite3.Connection) -> list[str]:
-    """Those of the events, none if there is no table of them."""
+    """Return the columns of the table of events; none if there is no such table."""
     return [row[1] for row in database.execute("PRAGMA table_info(events)")]

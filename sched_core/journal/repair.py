@@ -1,4 +1,4 @@
-"""What a journal is made of, how an old one gets its checksums, and how one is made of what is whole."""
+"""The journal's schema, the migration of an old journal, and the repair of a damaged one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSERT = "INSERT INTO events (number, at_s, event, chain) VALUES (?, ?, ?, ?)"
 
 
 def migrate(database: sqlite3.Connection) -> None:
-    """Give the events of a journal that has no checksums theirs, all or none."""
+    """Add checksums to the events of a journal that has none: to all or to none."""
     with database:
         database.execute("BEGIN IMMEDIATE")
         database.execute("ALTER TABLE events ADD COLUMN chain BLOB NOT NULL DEFAULT x''")
@@ -33,7 +33,7 @@ def migrate(database: sqlite3.Connection) -> None:
 
 
 def salvage(damaged: Path, found: Audit, path: Path) -> None:
-    """Make a new journal at ``path`` of what ``found`` calls whole in the one at ``damaged``."""
+    """Make a new journal at ``path`` from the events at ``damaged`` that ``found`` calls intact."""
     database = sqlite3.connect(path, isolation_level=None)
     try:
         database.executescript(SCHEMA)

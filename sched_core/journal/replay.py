@@ -1,8 +1,8 @@
-"""A core taken through a journal: it becomes the core that the journal is of.
+"""Replay a journal: give its events to a core, which becomes the core that wrote it.
 
-An event that the core rejects, or that is none for the types of today (an older version may have written it),
-is set aside by its number, and the rest goes on. The scheduler notes that in the journal, so that every later
-replay leaves the same events out.
+An event that the core rejects, or that today's types do not allow (an older version may have written it), is
+set aside by its number, and the rest goes on. The scheduler records that in the journal, so that every later
+replay leaves out the same events.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gpuslice.types import shortened
 
 from .journal import UNREADABLE, Journal
 
-#: What is noted of an event that was set aside.
+#: Name of the note about an event that was set aside.
 SET_ASIDE = "set_aside"
 _REASON_CHARACTERS = 1000
 _log = logging.getLogger(__name__)
 
 
 class SetAside(NamedTuple):
-    """An event of the journal that the core has not taken, and why."""
+    """An event of the journal that the core has not accepted, and why."""
 
     number: int
     event: str
@@ -33,13 +33,13 @@ class SetAside(NamedTuple):
     reason: str
 
     def noted(self) -> Noted:
-        """What the journal is told of it."""
+        """Return the entry that records this in the journal."""
         details: dict[str, Plain] = {"number": self.number, "event": self.event, "reason": self.reason}
         return Noted(SET_ASIDE, self.job, details)
 
 
 class Replay:
-    """Takes ``core`` through ``journal``.
+    """Gives the events of ``journal`` to ``core``.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Replay:
         self._number = 0
 
     def advance(self) -> Iterator[tuple[Event, float, Sequence[Command]]]:
-        """What was added to the journal since: events, when they happened, and what followed from them."""
+        """Yield the events added since, with their times and the commands that followed from them."""
         for number, at_s, event in self._journal.entries(self._number):
             self._number = number
             if number in self._left_out:
@@ -80,7 +80,7 @@ class Replay:
                 yield event, at_s, commands
 
     def repeat(self, until: int | None = None) -> None:
-        """Make the core anew, from all events (before number ``until``) that were not set aside."""
+        """Make a new core from all events (before number ``until``) that were not set aside."""
         core = self._make_core()
         for number, at_s, event in self._journal.entries(0):
             if until is not None and number >= until:

@@ -1,8 +1,8 @@
-"""Which Unix time a moment of the scheduler's clock was: noted in the journal when the two part.
+"""The Unix time of moments of the scheduler's clock: recorded in the journal when the two drift apart.
 
-The scheduler's clock is monotonic. It stands still while the machine sleeps or is off, and nobody can set it.
-So one pair of times says what both showed, and the next pair follows when their distance has changed.
-The notes are for people who read the journal: no decision depends on them, and no checksum covers them.
+The scheduler's clock is monotonic. It stands still while the machine sleeps or is off, and cannot be set. So
+a pair of times records both clocks, and the next pair follows when their difference has changed. The notes
+are for people who read the journal: no decision depends on them, and no checksum covers them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 CLOCK_SCHEMA = "CREATE TABLE IF NOT EXISTS clock (at_s REAL NOT NULL, unix_s REAL NOT NULL);\n"
 _INSERT = "INSERT INTO clock VALUES (?, ?)"
-#: How far the two clocks may drift apart before that is noted.
+#: Drift between the two clocks that causes a new note.
 _DRIFT_S = 0.1
 
 
@@ -40,7 +40,7 @@ class WallClock:
         return unix_s + at_s - then_s
 
     def note(self, database: sqlite3.Connection, at_s: float, unix_s: float) -> None:
-        """Write down what both clocks show, unless that is known from an earlier note."""
+        """Record both clocks' times, unless an earlier note gives the same difference."""
         known_s = self.unix_s(at_s)
         if known_s is None or abs(known_s - unix_s) > _DRIFT_S:
             database.execute(_INSERT, (at_s, unix_s))
@@ -48,7 +48,7 @@ class WallClock:
 
 
 def read_notes(database: sqlite3.Connection) -> WallClock:
-    """Return the clock of a journal. That of an earlier version of gpuslice has no notes."""
+    """Return the clock of a journal. A journal of an earlier version has no notes."""
     if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'clock'").fetchone():
         return WallClock()
     rows = database.execute("SELECT at_s, unix_s FROM clock ORDER BY at_s, rowid").fetchall()

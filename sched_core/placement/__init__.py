@@ -1,5 +1,5 @@
-"""Where a job goes, once a policy has decided that it runs.
+"""The choice of devices for a job, once a policy has decided that it runs.
 
-``placement.Placement`` is the contract; ``registry.make_placement`` finds one by its name.
-``nodes``, ``topology``, ``affinity`` and ``search`` hold the placements.
+``placement.Placement`` is the contract; ``registry.make_placement`` finds a placement by its name. ``nodes``,
+``topology``, ``affinity`` and ``search`` hold the placements.
 """

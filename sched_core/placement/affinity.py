@@ -1,4 +1,4 @@
-"""Placement by affinity: nodes are for one class of job size (Gandiva, OSDI 2018, section 4.1)."""
+"""Placement by affinity: each node is for one class of job size (Gandiva, OSDI 2018, section 4.1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .nodes import Consolidated
 
 
 class Affinity(Consolidated):
-    """The least loaded node whose jobs are of the same class of size, else an empty node, else any that fits.
+    """The least loaded node with jobs of the same size class, else an empty node, else any that fits.
 
     Classes are 1, 2, 4, ... devices. A node belongs to the class of the job that found it empty. Jobs that no
     node can hold get whole nodes and one remainder. Over-subscription, the paper's third choice, is for
@@ -19,9 +19,9 @@ class Affinity(Consolidated):
     name = "affinity"
 
     def __init__(self) -> None:
-        #: Class by node; out of date for nodes that are empty by now.
+        #: Class by node; obsolete for nodes that are empty.
         self._class_of: dict[int, int] = {}
-        #: Which nodes were empty, by the devices that were chosen: another job of the kind may get them.
+        #: Nodes that were empty, by chosen devices: another job of the same kind may get them.
         self._found_empty: dict[tuple[int, ...], set[int]] = {}
 
     def choose(self, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
@@ -53,5 +53,5 @@ class Affinity(Consolidated):
 
 
 def size_class(demand: int) -> int:
-    """The next power of two."""
+    """Return the next power of two at or above ``demand``."""
     return 1 << (demand - 1).bit_length()

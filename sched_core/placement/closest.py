@@ -1,4 +1,4 @@
-"""The closest devices that can be had, where having one may have a price."""
+"""Choose the closest devices, where taking a device may have a price."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping
 
 from gpuslice.sched_core.cluster import Cluster
 
-#: What having a device costs, and then which of those of one price are taken first.
+#: Cost of a device, and its order among devices of equal cost.
 Price = tuple[float, int]
 
 
 def closest(count: int, prices: Mapping[int, Price], cluster: Cluster) -> Iterator[tuple[int, ...]]:
-    """The cheapest ``count`` devices of one socket, of one node, of one rack, and of fewest nodes anywhere.
+    """Yield the cheapest ``count`` devices of one socket, one node, one rack, and of fewest nodes anywhere.
 
-    Each as far as there is one; the last two fill the nodes that offer most.
+    A level without enough devices is left out. The last two levels fill the nodes that offer most.
 
     Parameters
     ----------
     prices
-        Of the devices that can be had; ascending tuples are taken first.
+        Prices of the available devices; lower tuples are taken first.
     """
     by_node: dict[int, list[int]] = {}
     by_socket: dict[int, list[int]] = {}
@@ -42,7 +42,7 @@ def closest(count: int, prices: Mapping[int, Price], cluster: Cluster) -> Iterat
 
 
 def _fewest_nodes(count: int, nodes: Mapping[int, list[int]], prices: Mapping[int, Price]) -> tuple[int, ...]:
-    """Whole nodes, and for what is left the cheapest that will do; empty: there are too few devices."""
+    """Return whole nodes and the cheapest remainder; an empty tuple if there are too few devices."""
     chosen: list[int] = []
     left = dict(nodes)
     while left and len(chosen) < count:

@@ -12,9 +12,10 @@ from .placement import Count, StatelessPlacement
 
 
 class Consolidated(StatelessPlacement):
-    """As few nodes as possible: one node where the job fits into one, else whole nodes and one remainder.
+    """As few nodes as possible: one node if the job fits into one, else whole nodes and one remainder.
 
-    Waits rather than take more. Of the nodes that will do, the fullest is taken: whole ones stay free.
+    It waits rather than take more nodes. Among suitable nodes it takes the fullest, so that whole ones stay
+    free.
     """
 
     name = "consolidated"
@@ -36,7 +37,7 @@ class Consolidated(StatelessPlacement):
         return tuple(chosen)
 
     def _for_rest(self, rest: int, whole: int, free: FreeDevices) -> int | None:
-        """The node for ``rest`` devices, given that the first ``whole`` empty nodes are taken."""
+        """Return the node for ``rest`` devices if the first ``whole`` empty nodes are taken, or None."""
         for count in range(rest, len(free.nodes_with)):
             nodes = free.nodes_with[count]
             taken = whole if count == len(free.nodes_with) - 1 else 0
@@ -46,7 +47,7 @@ class Consolidated(StatelessPlacement):
 
 
 def _on_least_nodes(demand: int, free: FreeDevices) -> tuple[int, ...] | None:
-    """On nodes of several sizes: no more of them than an empty cluster would need."""
+    """Return devices on nodes of several sizes, if no more nodes than an empty cluster needs; else None."""
     devices = fewest_nodes(demand, free)
     if devices is None:
         return None
@@ -59,7 +60,7 @@ def _on_least_nodes(demand: int, free: FreeDevices) -> tuple[int, ...] | None:
 
 
 class PublishedYarn(Consolidated):
-    """``yarn`` of the simulator published with Tiresias: the first node that will do, not the fullest."""
+    """``yarn`` of the simulator published with Tiresias: the first node that fits, not the fullest."""
 
     name = "published-yarn"
 
@@ -73,8 +74,8 @@ class RoundUp(Consolidated):
     """Consolidated, in aligned blocks of 1, 2, 4 devices or whole nodes (after Chronus' Allocator).
 
     A job starts in a wholly free block of its demand rounded up, so blocks never straddle and nodes do not
-    fragment. It holds only what it asked for; smaller jobs may use the rest of its block. On nodes of several
-    sizes, jobs larger than a node are consolidated only.
+    fragment. It holds only the devices that it asked for; smaller jobs may use the rest of its block. On
+    nodes of several sizes, jobs larger than a node are consolidated only.
     """
 
     name = "round-up"
@@ -97,14 +98,14 @@ class RoundUp(Consolidated):
 
     @staticmethod
     def rounded(demand: int, node_size: int) -> int:
-        """The next power of two below a node, else the next multiple of ``node_size``."""
+        """Return the next power of two below a node's size, else the next multiple of ``node_size``."""
         if demand > node_size // 2:
             return -(-demand // node_size) * node_size
         return 1 << (demand - 1).bit_length()
 
     @staticmethod
     def _block(free: FreeDevices, node: int, block: int) -> list[int] | None:
-        """The first aligned block of ``node`` that is wholly free."""
+        """Return the first aligned block of ``node`` that is wholly free, or None."""
         groups: dict[int, list[int]] = {}
         for device in free.on_node[node]:
             group = groups.setdefault(free.cluster.local_of(device) // block, [])
@@ -115,7 +116,7 @@ class RoundUp(Consolidated):
 
 
 def fewest_nodes(demand: int, free: FreeDevices) -> tuple[int, ...] | None:
-    """Nodes with most free devices while one cannot hold the rest, then the tightest that can."""
+    """Return devices on the nodes with most free ones, the last on the tightest node; None if too few."""
     if demand > free.total:
         return None
     chosen: list[int] = []

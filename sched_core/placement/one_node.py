@@ -1,4 +1,4 @@
-"""Jobs all of whose devices must be on one node (``Job.within``), whatever a placement prefers."""
+"""Place jobs whose devices must all be on one node (``Job.within``), for any placement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .placement import Placement
 
 
 def choose_devices(placement: Placement, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
-    """What ``placement`` chooses for ``job``, or one node that will do, if it has to be on one and is not."""
+    """Return the devices that ``placement`` chooses; for a job that needs one node, devices of one node."""
     devices = placement.choose(job, free)
     if not job.within or devices is None or job.may_be_on(free.cluster.nodes(devices)):
         return devices
@@ -18,18 +18,18 @@ def choose_devices(placement: Placement, job: Job, free: FreeDevices) -> tuple[i
 
 
 def kind_of(placement: Placement, job: Job) -> str:
-    """As ``Placement.kind``, of jobs that are on the same nodes, if they have to be on one."""
+    """Return ``Placement.kind``, extended by the allowed nodes of a job that needs one node."""
     kind = placement.kind(job)
     return f"{kind} within {job.within}" if job.within else kind
 
 
 def most_on_one_node(job: Job, free: FreeDevices) -> int:
-    """How many devices ``job``, which needs one node, can have now."""
+    """Return how many devices ``job``, which needs one node, can have now."""
     return max(len(free.on_node[node]) for node in job.within)
 
 
 def on_one_node(job: Job, count: int, free: FreeDevices) -> tuple[int, ...] | None:
-    """So many devices for ``job`` on the node where it was, else on the fullest node that has them."""
+    """Return ``count`` devices on the job's former node, else on the fullest node that has them; or None."""
     fitting = [node for node in job.within if len(free.on_node[node]) >= count]
     if not fitting:
         return None
@@ -40,10 +40,10 @@ def on_one_node(job: Job, count: int, free: FreeDevices) -> tuple[int, ...] | No
 
 
 def node_before(job: Job, free: FreeDevices) -> int | None:
-    """The node of the devices that ``job`` has, or had last; ``None`` if it never had any."""
+    """Return the node of the job's present or last devices; None if it never had any."""
     return free.cluster.node_of[job.placement[0]] if job.placement else None
 
 
 def on_few_nodes(job: Job, count: int, free: FreeDevices) -> tuple[int, ...] | None:
-    """So many devices for ``job``, on as few nodes as possible; ``None`` if it cannot have them now."""
+    """Return ``count`` devices for ``job`` on as few nodes as possible; None if it cannot have them now."""
     return on_one_node(job, count, free) if job.within else fewest_nodes(count, free)

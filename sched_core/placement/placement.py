@@ -1,4 +1,4 @@
-"""The contract of placements, and the simplest of them."""
+"""The contract of placements, and the simplest placement."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class Placement(Protocol):
     name: str
 
     def choose(self, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
-        """Devices for ``job``, rank order, or ``None`` to wait for better ones. Does not change ``free``."""
+        """Return devices for ``job``, in rank order, or None to wait. ``free`` stays unchanged."""
         ...
 
     def kind(self, job: Job) -> str:
-        """Jobs of equal demand and equal kind fit or do not fit alike; lets policies try only one of them.
+        """Return a text that is equal for jobs that fit or do not fit alike, given equal demand.
 
-        It may change while ``job`` runs, when more becomes known of it.
+        Policies then try only one of them. The kind may change while ``job`` runs, when more is known of it.
         """
         ...
 
     def placed(self, job: Job, devices: tuple[int, ...]) -> None:
-        """``job`` gets ``devices``, which were chosen for it; choices may also come to nothing."""
+        """Note that ``job`` gets the chosen ``devices``. Not every choice leads to this."""
         ...
 
 
 class StatelessPlacement:
-    """Base of placements that treat jobs of equal demand alike and remember nothing."""
+    """Base of placements that treat jobs of equal demand alike and keep no state."""
 
     def kind(self, job: Job) -> str:
         return ""
@@ -46,9 +46,9 @@ class StatelessPlacement:
 
 
 class Count(StatelessPlacement):
-    """Any free devices will do: lowest-numbered nodes with the fewest free ones first.
+    """Any free devices: lowest-numbered nodes with the fewest free ones first.
 
-    Always succeeds when there are enough.
+    Always succeeds if there are enough.
     """
 
     name = "count"

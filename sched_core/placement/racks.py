@@ -1,4 +1,4 @@
-"""Placement over racks: a job of several nodes lies in one rack where it can."""
+"""Placement over racks: a job of several nodes lies in one rack if possible."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from .nodes import Consolidated
 
 
 class Racks(Consolidated):
-    """As few nodes as possible, all in one rack: the one that will do and has the fewest idle nodes.
+    """As few nodes as possible, all in one rack: among suitable racks the one with the fewest idle nodes.
 
-    Jobs that fit into a node go where ``Consolidated`` puts them. On nodes of several sizes racks are not
-    looked at.
+    Jobs that fit into a node are placed by ``Consolidated``. On nodes of several sizes racks are ignored.
 
     Parameters
     ----------
@@ -53,7 +52,7 @@ class Racks(Consolidated):
         return self._devices(next(choices, []), job.demand, free)
 
     def _in(self, rack: int, taken: list[int], rest: int, free: FreeDevices) -> list[int]:
-        """``taken`` and the fullest other node of ``rack`` with room for ``rest``; empty: there is none."""
+        """Return ``taken`` and the fullest other node of ``rack`` with room for ``rest``; else nothing."""
         if not rest:
             return taken
         for count in range(rest, len(free.nodes_with)):
@@ -69,7 +68,7 @@ class Racks(Consolidated):
 
 
 def _of_rack(rack: int, nodes: list[int], free: FreeDevices) -> Iterator[int]:
-    """Those of ``nodes``, which ascend, that are in ``rack``."""
+    """Yield the nodes of an ascending list that are in ``rack``."""
     ours = free.cluster.in_rack(rack)
     for position in range(bisect_left(nodes, ours.start), len(nodes)):
         if nodes[position] not in ours:

@@ -11,7 +11,7 @@ from .placement import Placement
 
 _HERE = "gpuslice.sched_core.placement"
 
-#: Name -> module and class.
+#: Module and class of each placement, by name.
 PLACEMENTS: dict[str, tuple[str, str]] = {
     "count": (f"{_HERE}.placement", "Count"),
     "consolidated": (f"{_HERE}.nodes", "Consolidated"),

@@ -1,4 +1,4 @@
-"""Placement by local search: few nodes, and as few of them as possible left in fragments."""
+"""Placement by local search: few nodes, and little fragmentation."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gpuslice.sched_core.job import Job
 from .nodes import fewest_nodes
 from .placement import StatelessPlacement
 
-#: How many devices of each node.
+#: Number of devices by node.
 Parts = dict[int, int]
 
 
 class LocalSearch(StatelessPlacement):
-    """Hill climbing from the fewest nodes: one is exchanged for another while that leaves fewer fragments.
+    """Hill climbing from the fewest nodes: one node is exchanged for another while that reduces fragments.
 
-    After the Allocator of Chronus (SoCC 2021, section 4.3), which places what does not have a size that never
-    fragments; ``--policy chronus`` searches over several jobs at once. Waits for devices only.
+    After the Allocator of Chronus (SoCC 2021, section 4.3), which so places jobs whose size can fragment
+    nodes; ``--policy chronus`` searches over several jobs at once. It waits for devices only.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class LocalSearch(StatelessPlacement):
 
 
 def _swaps(nodes: list[int], free: FreeDevices) -> Iterator[list[int]]:
-    """``nodes`` with one of them exchanged for the first other node of each number of free devices."""
+    """Yield ``nodes`` with one exchanged for the first other node of each number of free devices."""
     others = [next((n for n in alike if n not in nodes), None) for alike in free.nodes_with[1:]]
     for old in nodes:
         for new in others:
@@ -59,7 +59,7 @@ def _swaps(nodes: list[int], free: FreeDevices) -> Iterator[list[int]]:
 
 
 def _parts(nodes: list[int], demand: int, free: FreeDevices) -> Parts:
-    """All of every node but for what is too much, left on the node that is in fragments anyway."""
+    """Return the devices per node. The surplus is left on nodes that are fragmented anyway."""
     parts = {node: len(free.on_node[node]) for node in nodes}
     spare = sum(parts.values()) - demand
     if spare < 0:
@@ -72,7 +72,7 @@ def _parts(nodes: list[int], demand: int, free: FreeDevices) -> Parts:
 
 
 def _cost(parts: Parts, free: FreeDevices) -> tuple[float, int, int]:
-    """Nodes used, whole nodes broken, nodes left in fragments; no devices: too few."""
+    """Return nodes used, whole nodes broken, nodes left fragmented; infinity if too few devices."""
     if not parts:
         return inf, 0, 0
     sizes = free.cluster.node_sizes

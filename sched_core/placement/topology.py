@@ -14,7 +14,7 @@ from .placement import StatelessPlacement
 
 
 class Topology(StatelessPlacement):
-    """The closest level that can take the whole job: an island inside a node, a larger one, a node, nodes.
+    """The closest level that can hold the whole job: an island inside a node, a larger one, a node, nodes.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Topology(StatelessPlacement):
         return fewest_nodes(job.demand, free) if whole is None and self._relax else whole
 
     def _in_groups(self, wanted: int, size: int, free: FreeDevices) -> tuple[int, ...] | None:
-        """``wanted`` devices of the fullest group of ``size`` that has them."""
+        """Return ``wanted`` devices of the fullest group of ``size`` that has them, or None."""
         best: Sequence[int] | None = None
         for devices in free.on_node:
             if len(devices) < wanted:
