@@ -195,15 +195,27 @@ def log_files(job: str, *, state_dir: str | Path | None = None) -> int:
     return 0
 
 
-def events(*, follow: bool = False, as_json: bool = False, state_dir: str | Path | None = None) -> int:
+def events(
+    *,
+    follow: bool = False,
+    as_json: bool = False,
+    wide: bool = False,
+    state_dir: str | Path | None = None,
+) -> int:
     """Print what happened, up to now or until Ctrl-C."""
     pause = threading.Event()
+    columns = None if wide or not sys.stdout.isatty() else job_table.terminal_columns()
     newest = 0
     with reading(state_dir) as client:
         while True:
             for event in client.events(newest):
                 newest = event.number
-                print(msgspec.json.encode(event).decode() if as_json else event_line.line(event), flush=True)
+                if as_json:
+                    print(msgspec.json.encode(event).decode(), flush=True)
+                elif columns is None:
+                    print(event_line.line(event), flush=True)
+                else:
+                    print(event_line.narrow(event, columns), flush=True)
             if not follow:
                 return 0
             pause.wait(_EVENTS_LOOK_AGAIN_S)

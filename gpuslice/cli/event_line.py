@@ -7,6 +7,13 @@ from datetime import datetime
 from gpuslice.config import format_size
 from gpuslice.verbs import EventInfo
 
+from .text_width import cut, one_line
+
+
+def narrow(event: EventInfo, columns: int) -> str:
+    """Return the line for a terminal: cut to ``columns``, with spaces between its fields."""
+    return cut("  ".join(one_line(field) for field in line(event).split("\t") if field), columns)
+
 
 def line(event: EventInfo) -> str:
     """Return the line: fields separated by tabs, the last one with what is told besides."""
@@ -18,6 +25,8 @@ def line(event: EventInfo) -> str:
         if value not in ("", None) and (event.what != "submitted" or (value and name != "submit_s"))
     }
     details = " ".join(_with_unit(name, value) for name, value in told.items())
+    if event.what == "waits":
+        details = str(event.details.get("why", ""))
     return f"{_when(event)}\t{who}\t{event.what}\t{details}"
 
 

@@ -12,10 +12,11 @@ from .options import Json, StateDir
 def command(
     follow: Annotated[bool, Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     as_json: Json = False,
+    wide: Annotated[bool, Option("--wide", help="Cut no line off, on a terminal either.")] = False,
     state_dir: StateDir = None,
 ) -> int:
     """Print what happened to the jobs, the oldest event first.
 
-    One event per line; heartbeats are left out.
+    One event per line, cut to 100 columns on a terminal. Heartbeats are left out.
     """
-    return client_commands.events(follow=follow, as_json=as_json, state_dir=state_dir)
+    return client_commands.events(follow=follow, as_json=as_json, wide=wide, state_dir=state_dir)

@@ -33,11 +33,13 @@ _NUMBERED = re.compile(r"(.*:)(\d+)")
 
 def show(jobs: Sequence[JobInfo]) -> None:
     """Print ``jobs``, those that have not ended first."""
-    columns = MOST_COLUMNS
-    if sys.stdout.isatty():
-        columns = max(_LEAST_COLUMNS, min(columns, shutil.get_terminal_size().columns))
-    table = lines(jobs, columns)
+    table = lines(jobs, terminal_columns() if sys.stdout.isatty() else MOST_COLUMNS)
     tables.print_lines(table, state=[cell.rstrip() for cell in table[0]].index("STATE"))
+
+
+def terminal_columns() -> int:
+    """Return how many columns a line may have on this terminal."""
+    return max(_LEAST_COLUMNS, min(MOST_COLUMNS, shutil.get_terminal_size().columns))
 
 
 def lines(jobs: Sequence[JobInfo], columns: int = MOST_COLUMNS) -> list[list[str]]:

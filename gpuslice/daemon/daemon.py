@@ -28,6 +28,7 @@ from gpuslice.sched_core.journal.replay import Replay
 from gpuslice.sched_core.live.client_socket import ClientSocket
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.live.status import Overview
+from gpuslice.sched_core.live.wait_notes import WaitNotes
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNodes
 
 #: What a job that has imported torch, and more of its own, is expected to take while it waits.
@@ -223,8 +224,15 @@ def _add_housekeeping(
         present = listeners.core.prestart.limit
         scheduler.limit_prestart(_affordable(devices, present) if prestart is None else prestart)
 
+    notes = WaitNotes(listeners.core, scheduler.now, lambda note: scheduler.set_aside([note]))
     limit_prestart()
-    for task in (limit_prestart, listeners.observer.write, listeners.journal.tidy_up, _collect_garbage):
+    for task in (
+        limit_prestart,
+        notes.look,
+        listeners.observer.write,
+        listeners.journal.tidy_up,
+        _collect_garbage,
+    ):
         scheduler.housekeeping.add(task)
 
 

@@ -14,7 +14,7 @@ from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
 
 from .wait_facts import Blocked, Facts, Lost, Memory, Quota, Refusal, Use
-from .why import why
+from .why import explain
 
 _ENDING = (RankPhase.LEAVING, RankPhase.GONE)
 
@@ -36,9 +36,14 @@ class Blockers:
 
     def why(self, job: Gang) -> str | None:
         """Return why ``job`` does not train. None if it does and all is well, or if nothing is left of it."""
+        found = self.explain(job)
+        return None if found is None else found[1]
+
+    def explain(self, job: Gang) -> tuple[str, str] | None:
+        """Return the same with the name of its case before it (``why.explain``)."""
         if job.state.ended and job.processes_gone:
             return None
-        return why(self.facts(job))
+        return explain(self.facts(job))
 
     def facts(self, job: Gang) -> Facts:
         """Return what is known of ``job`` that can keep it from training."""

@@ -20,7 +20,16 @@ _MOST_NAMES = 3
 
 def why(facts: Facts) -> str | None:
     """Return why the job does not train, or what is wrong with it while it does. None if nothing is."""
-    return next((said for case in CASES if (said := case(facts)) is not None), "") or None
+    found = explain(facts)
+    return None if found is None else found[1]
+
+
+def explain(facts: Facts) -> tuple[str, str] | None:
+    """Return the name of the case that applies, and its sentence. None if there is nothing to say."""
+    for case in CASES:
+        if (said := case(facts)) is not None:
+            return (case.__name__.strip("_"), said) if said else None
+    return None
 
 
 # The processes of the job.

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuslice.cli.event_line import line
+from gpuslice.cli.event_line import line, narrow
+from gpuslice.cli.text_width import width
 from gpuslice.verbs import EventInfo
 
 
@@ -44,4 +45,19 @@ def test_values_have_units() -> None:
     }
     assert shown("switched", told, None).endswith(
         "copy_out=0.500s bytes=3.00MiB skew=0.1235 route=vmm migrated=True"
+    )
+
+
+def test_on_a_terminal_a_line_is_cut_and_moves_no_cursor() -> None:
+    details: dict[str, int | float | str | bool | None] = {"reason": "one\ntwo \x1b[31m" * 40}
+    event = EventInfo(number=1, at_s=12.5, what="failed", job="j", rank=0, details=details, unix_s=1.25)
+    found = narrow(event, 100)
+    assert width(found) <= 100
+    assert found.isprintable()
+    assert found.endswith("…")
+
+
+def test_why_a_job_waits_is_a_sentence() -> None:
+    assert shown("waits", {"why": "waits for 1 device; cuda:0 is used by a"}, 1.25).endswith(
+        "\twaits\twaits for 1 device; cuda:0 is used by a"
     )

@@ -1,0 +1,77 @@
+"""Tells in the journal why a job has waited for long: once for each reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import NamedTuple
+
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.events import Noted
+from gpuslice.sched_core.jobs.accounts import Activity
+
+from .blockers import Blockers
+
+#: A job is told of if one reason has lasted for so long.
+LONG_S = 60.0
+#: Seconds between two looks, and how many jobs each is for: a look takes a few milliseconds.
+_EVERY_S, _AT_ONCE = 10.0, 100
+
+
+class _Wait(NamedTuple):
+    """The case of ``why`` that keeps a job from training, since when, and the cases that were told of."""
+
+    case: str
+    since_s: float
+    told: frozenset[str]
+
+
+class WaitNotes:
+    """Looks from time to time at jobs that do not train.
+
+    Parameters
+    ----------
+    core
+        Whose jobs.
+    now
+        Returns the time of the core's clock.
+    note
+        Writes an event down.
+    """
+
+    def __init__(self, core: Core, now: Callable[[], float], note: Callable[[Noted], object]) -> None:
+        self._core = core
+        self._now = now
+        self._note = note
+        self._next_s = 0.0
+        self._waits: dict[str, _Wait] = {}
+        #: The last job of the last look; the next one goes on behind it.
+        self._last = -1
+
+    def look(self) -> None:
+        """Look at some jobs if it is time, and note those that one reason has kept from training for long."""
+        now = self._now()
+        if now < self._next_s:
+            return
+        self._next_s = now + _EVERY_S
+        waiting = [job for job in self._core.jobs.values() if not job.state.ended]
+        waiting = [job for job in waiting if not (job.activity is Activity.TRAINS and job.trains)]
+        self._waits = {job.id: self._waits[job.id] for job in waiting if job.id in self._waits}
+        behind = [job for job in waiting if job.number > self._last]
+        blockers = Blockers(self._core, now)
+        notes: list[Noted] = []
+        for job in islice([*behind, *waiting[: len(waiting) - len(behind)]], _AT_ONCE):
+            self._last = job.number
+            if (found := blockers.explain(job)) is not None:
+                notes += self._noted(job.id, *found, now)
+        for note in notes:
+            self._note(note)
+
+    def _noted(self, job: str, case: str, sentence: str, now: float) -> list[Noted]:
+        """Return what is to be told of ``job``, if anything, and remember what keeps it."""
+        wait = self._waits.get(job, _Wait("", now, frozenset()))
+        if wait.case != case:
+            wait = _Wait(case, now, wait.told)
+        long = now - wait.since_s >= LONG_S and case not in wait.told
+        self._waits[job] = wait._replace(told=wait.told | {case}) if long else wait
+        return [Noted("waits", job, {"why": sentence})] if long else []
