@@ -194,6 +194,12 @@ class Queued(Message, tag="queued", frozen=True):
     behind: Pid
 
 
+class Beside(Message, tag="beside", frozen=True):
+    """Process ``behind`` of the job is this rank and trains: run on beside it, without orders of your own."""
+
+    behind: Pid
+
+
 class Rejected(Message, tag="rejected", frozen=True):
     """Your last message was not accepted, and why. Nothing was changed by it."""
 
@@ -206,7 +212,7 @@ class Replaced(Message, tag="replaced", frozen=True):
 
 
 FromAgent = Hello | Progress | Profiled | Suspended | Resumed | Overshot | Refused | Withdrawn | Bye
-ToAgent = Welcome | Suspend | Resume | Dismiss | Withdraw | Queued | Rejected | Replaced
+ToAgent = Welcome | Suspend | Resume | Dismiss | Withdraw | Queued | Beside | Rejected | Replaced
 
 _encoder = msgspec.msgpack.Encoder()
 _from_agent = msgspec.msgpack.Decoder(FromAgent)

@@ -21,12 +21,7 @@ from gpuslice.agent.place import AT_ONCE_S, Place
 from gpuslice.agent.refusals import STILL_PARKED, refused
 from gpuslice.agent.scheduler_link import Link
 from gpuslice.agent.unleased_memory import UnleasedMemory
-from gpuslice.errors import (
-    ConfigError,
-    EnvironmentUnusableError,
-    GpusliceError,
-    UsageError,
-)
+from gpuslice.errors import ConfigError, EnvironmentUnusableError, GpusliceError, UsageError
 from gpuslice.profiler.skew import Skew
 from gpuslice.runtime import foreign_processes, logged_losses
 from gpuslice.runtime.ending import end, leave_parked, say, undisturbed, whole_or_ended
@@ -38,6 +33,7 @@ from gpuslice.runtime.trainable import report_skew
 from gpuslice.types import DeviceName
 from gpuslice.wire import (
     PROTOCOL_VERSION,
+    Beside,
     Bye,
     Dismiss,
     FromAgent,
@@ -385,7 +381,11 @@ class Agent:
                 answers = self._place.withdraw(message)
                 self._link.silent = self._link.silent or bool(answers)
                 return answers
+            case Beside():
+                self._orders.release()
+                say(f"process {message.behind}, beside which this one trains, cannot be suspended", _BESIDE)
             case Queued():
+                self._place.stand_in_line()
                 say(f"this process waits for the end of process {message.behind} of the same job", _BESIDE)
             case Rejected() if unanswered and self._orders.phase is Phase.WAITING:
                 self._orders.refuse(UsageError(message.error, message.remedy))

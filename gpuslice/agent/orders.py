@@ -94,6 +94,8 @@ class Orders:
         """A lease, new or (at a larger ``stop_at`` for the gang) the present one once more."""
         with self._lock:
             if order.epoch >= self.epoch:
+                if self.released:  # the process beside which this one trained has ended
+                    self.released, self.phase, self._boundaries.stop_at = False, Phase.ON_LEAVE, 0
                 # Where a former lease was to end is no matter any more.
                 if order.epoch > self.epoch and self.phase is Phase.PARKED:
                     self._boundaries.stop_at = NEVER

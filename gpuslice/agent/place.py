@@ -50,7 +50,7 @@ class Place:
         self._boundaries = boundaries
         self._ask = ask
         self._enter = enter
-        self._asked = False
+        self._asked = self._in_line = False
         self._watches_cuda = False
         self.device = ""
 
@@ -58,6 +58,10 @@ class Place:
         """Have `pass_boundary` wait for the place: this process trains, and has said Hello."""
         self._asked = True
         self._orders.take_leave()
+
+    def stand_in_line(self) -> None:
+        """Note that another process has the place, and trains; this runs in the I/O thread."""
+        self._in_line = True
 
     def lose(self) -> None:
         """Another process has the place now; this runs in the I/O thread."""
@@ -78,8 +82,13 @@ class Place:
             self._asked = True
             self._ask()
         asked, self._asked = self._asked, False
-        if not asked or self._orders.quiet_for(AT_ONCE_S):
+        if not asked:
             return False
+        while self._orders.quiet_for(AT_ONCE_S):
+            if not self._in_line:
+                return False
+            # Suspended it could not be: the store is the other one's.
+        self._in_line = False
         order = self._orders.lease_on(self.device)
         if order is not None:
             self._enter(order)

@@ -204,9 +204,11 @@ def _begin(job: Runtime, *, replaces: int = 0) -> None:
 
 
 def _forked(job: Runtime) -> None:
-    """Have a fork become a rank if it trains. If its parent has trained, the state is the parent's."""
+    """Have a fork become a rank if it trains. If its parent has trained, it does so beside that."""
     job.boundaries.forget_controller()
-    if not job.boundaries.trained and (job.settings.socket or not job.settings.job):
+    if job.settings.socket:
+        job.boundaries.steps = 0  # those were the parent's
+    if job.settings.socket or not (job.boundaries.trained or job.settings.job):
         watch_for_training(job.boundaries, take_over)
 
 

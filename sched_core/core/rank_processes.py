@@ -4,6 +4,10 @@ A process takes its rank's place with its Hello and has it until the process is 
 is left, and its command goes on, all places are free for the next ones. A process that comes sooner stands in
 line: it holds still until the place is free, so nobody trains without a lease.
 
+A child of a job's process may train while its parent or another child is the rank, and these may wait for
+each other: a pool's processes end together. Such a child trains beside the rank, under the same lease, and
+the job is not suspended until the child has ended.
+
 A job without processes has nothing on its devices. It gives them back when others are to have them, or when
 nobody has come for as long as the job may take to reach a boundary. The policy hears of it again when the
 next processes are there.
@@ -16,9 +20,9 @@ from gpuslice.sched_core.jobs.failures import Kind
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import Rank, RankPhase
 from gpuslice.sched_core.jobs.states import JobState, Trigger
-from gpuslice.wire import Hello, Queued, Replaced, Withdraw
+from gpuslice.wire import Beside, Hello, Queued, Replaced, Withdraw
 
-from . import restarts
+from . import restarts, timeouts
 from .contract import CoreContract
 from .events import Notice, RankGone, Tell
 
@@ -64,9 +68,34 @@ class RankProcesses:
         job.line = (*_without(job.line, rank.number, hello.pid), hello)
         self._core.order(Tell(job.id, rank.number, Queued(behind=rank.pid), pid=hello.pid))
 
+    def let_beside(self, job: Gang) -> None:
+        """Let the children in line train beside the only rank of ``job``, which has just been heard of."""
+        (first, *others) = job.ranks
+        if others or job.state is not JobState.RUNNING or first.phase is not RankPhase.ON:
+            return
+        children = tuple(hello for hello in job.line if hello.replaces)
+        job.line = tuple(hello for hello in job.line if not hello.replaces)
+        for hello in children:
+            self.stay_beside(job, first, hello)
+
+    def stay_beside(self, job: Gang, rank: Rank, hello: Hello) -> None:
+        """Let a child train beside ``rank``, under the lease that the job has."""
+        job.beside = (*_without(job.beside, hello.rank, hello.pid), hello)
+        self._core.order(Tell(job.id, rank.number, Beside(behind=rank.pid), pid=hello.pid))
+        self._core.order(Notice("beside", job.id, {"process": hello.pid, "rank": rank.pid}))
+
+    def keep(self, job: Gang, now: float) -> None:
+        """Have ``job``, which is wanted elsewhere, stay where it is: it has processes beside its rank."""
+        job.refusals.suspend.failed(now)
+        timeouts.plan_with_present(self._core, job, now)
+
     def replace(self, job: Gang, rank: Rank, hello: Hello, now: float) -> None:
         """Give the place of the only rank, whose process has not trained, to one that trains."""
         self._core.order(Tell(job.id, rank.number, Replaced(), pid=rank.pid))
+        self._free_places(job, now, (hello,))
+
+    def begin_anew(self, job: Gang, hello: Hello, now: float) -> None:
+        """Let the process of the only rank, which has executed a program in its place, be the rank again."""
         self._free_places(job, now, (hello,))
 
     def withdraw(self, job: Gang, now: float) -> None:
@@ -109,7 +138,7 @@ class RankProcesses:
             raise job.illegal(f"end of rank {event.rank}")
         rank = job.ranks[event.rank]
         if event.pid and event.pid != rank.pid:
-            job.line = _without(job.line, event.rank, event.pid)  # or it was the rank before
+            self._leave_line(job, event)  # or it was the rank before
             return
         if rank.phase is RankPhase.ABSENT and job.state.ended:
             return
@@ -129,6 +158,13 @@ class RankProcesses:
             if not job.state.ended and not job.there():
                 self._free_places(job, now)
 
+    def _leave_line(self, job: Gang, event: RankGone) -> None:
+        job.line = _without(job.line, event.rank, event.pid)
+        beside, job.beside = job.beside, _without(job.beside, event.rank, event.pid)
+        if beside and not job.beside:
+            job.refusals.suspend.succeeded()
+            self._core.reconcile_later(job)
+
     def give_up_devices(self, job: Gang, now: float) -> None:
         """Take its devices from ``job``, which has no process, and let it wait for the next ones."""
         self._leave(job, now)
@@ -143,7 +179,7 @@ class RankProcesses:
             self._leave(job, now)
         if job.state.ended:
             return
-        line, job.line = (*first, *job.line), ()
+        line, job.line, job.beside = (*first, *job.beside, *job.line), (), ()
         for hello in line:
             rank = job.ranks[hello.rank]
             if rank.phase is RankPhase.ABSENT:

@@ -82,6 +82,8 @@ class RankReports:
                 self._note_where_it_began(job, rank, message.went_on_from)
                 self._time(job, now)
                 self._core.trials.check_progress(job, now)
+                if job.line:
+                    self._core.processes.let_beside(job)
                 if job.reached_max_steps:
                     self._core.finish(job, now)
             case Profiled():
@@ -174,6 +176,9 @@ class RankReports:
             planning.due = True
 
     def _hello(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
+        if _begins_anew(job, rank, message):
+            self._core.processes.begin_anew(job, message, now)
+            return
         if rank.phase is RankPhase.LEAVING and message.pid == rank.pid:
             if rank not in job.members:
                 self._core.tell(job, rank.number, Dismiss(epoch=job.epoch))
@@ -183,9 +188,11 @@ class RankReports:
             raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}) of {message.world_size}")
         if again and message.pid == rank.pid:
             self._hello_again(job, rank, message, now)
-        elif message.replaces and message.replaces == rank.pid:
-            if not again or rank.step or len(job.ranks) > 1:
-                raise job.illegal(f"a process beside process {rank.pid}, which started it and trains itself")
+        elif any(hello.pid == message.pid for hello in job.beside):
+            self._core.processes.stay_beside(job, rank, message)
+        elif message.replaces and message.replaces == rank.pid and not (again and rank.step):
+            if not again or len(job.ranks) > 1:
+                raise job.illegal(f"a process beside process {rank.pid}, which started it")
             self._core.processes.replace(job, rank, message, now)
         elif rank.phase is RankPhase.ABSENT:
             self._core.processes.enter(job, rank, message, now)
@@ -299,6 +306,13 @@ class RankReports:
             job.refusals.suspend_error = message.error
             self._stay(job, now)
         self._core.reconcile_later(job)
+
+
+def _begins_anew(job: Gang, rank: Rank, hello: Hello) -> bool:
+    """Return True if the process of the only rank has had a lease and executes another program now."""
+    fresh = hello.parked and not hello.epoch and not hello.replaces
+    had_lease = rank.phase is RankPhase.ON or (rank.phase is RankPhase.LEAVING and rank.boundary > 0)
+    return fresh and had_lease and hello.pid == rank.pid and len(job.ranks) == 1
 
 
 def _told_to_come(job: Gang) -> bool:

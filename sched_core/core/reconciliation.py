@@ -81,6 +81,9 @@ class Reconciliation:
         if job.state is JobState.RUNNING and job.lease != job.wanted:
             if job.refusals.suspend.pauses(now):
                 return
+            if job.beside:
+                core.processes.keep(job, now)
+                return
             job.move(Trigger.REVOKE, now)
             core.switch_costs.begun(job)
             job.overshoots = 0

@@ -82,8 +82,9 @@ class Gang(AccountedJob):
     first_hello_s, idle_since_s
         When the first of its present processes said Hello; since when its places are free, or not all taken
         again, while its command goes on.
-    former_steps, line
-        Optimizer steps of this attempt's former processes; the Hellos of those that wait for a place.
+    former_steps, line, beside
+        Optimizer steps of this attempt's former processes; the Hellos of those that wait for a place, and of
+        children that train beside the rank. While there are any of these, the job cannot be suspended.
     step_time
         How long its steps take, in this attempt, if it said how many it has.
     deadline_missed
@@ -106,7 +107,7 @@ class Gang(AccountedJob):
     """
 
     __slots__ = (
-        *("attempt", "blame", "borrowed", "deadline_missed", "ended_s", "exit_code", "failure"),
+        *("attempt", "beside", "blame", "borrowed", "deadline_missed", "ended_s", "exit_code", "failure"),
         *("fair_share_s", "finishing", "first_hello_s", "former_steps", "fragmentation_s", "given_up"),
         *("gone_s", "held", "history", "home", "idle_since_s", "late", "launched", "launched_s", "lease"),
         *("left_s", "lent", "line", "missed", "nodes", "not_before_s", "ordered_s", "overshoots", "program"),
@@ -134,6 +135,7 @@ class Gang(AccountedJob):
         self.refusals = Refusals()
         self.attempt = self.relaunches = self.former_steps = 0
         self.line: tuple[Hello, ...] = ()
+        self.beside: tuple[Hello, ...] = ()
         self.idle_since_s: float | None = None
         self.not_before_s = self.ordered_s = self.launched_s = self.fair_share_s = self.fragmentation_s = 0.0
         self.waits_since: Since | None = None
@@ -283,7 +285,7 @@ class Gang(AccountedJob):
         self.ranks = tuple(map(Rank, range(ranks or usual)))
         self.width = self.world = 0
         self.ended_s = self.blame = self.first_hello_s = self.left_s = self.gone_s = None
-        self.former_steps, self.idle_since_s, self.line = 0, None, ()
+        self.former_steps, self.idle_since_s, self.line, self.beside = 0, None, (), ()
         self.stop_at = self.overshoots = self.missed = 0
         self.refusals.forget()
         self.not_before_s = when_s

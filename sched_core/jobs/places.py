@@ -7,13 +7,14 @@ from math import inf
 from .gang import Gang
 from .rank import Rank, RankPhase
 
+_BESIDE = "submit trainings that run at the same time as jobs of their own"
 _COME = (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
 
 
 def processes_of(job: Gang, number: int) -> list[int]:
-    """Return the process that is rank ``number`` now, if there is one, and those that stand in line."""
+    """Return the process that is rank ``number`` now, if there is one, and those in line or beside it."""
     there = [rank.pid for rank in job.there() if rank.number == number]
-    return [*there, *(hello.pid for hello in job.line if hello.rank == number)]
+    return [*there, *(hello.pid for hello in (*job.line, *job.beside) if hello.rank == number)]
 
 
 def idles(job: Gang) -> bool:
@@ -34,3 +35,10 @@ def free(job: Gang, now: float) -> None:
     job.refusals.forget()
     job.book(now)
     job.step_time.suspended()
+
+
+def obstacle(job: Gang) -> str:
+    """Return why ``job`` cannot be suspended, if processes train beside its rank; else an empty string."""
+    who = ", ".join(str(hello.pid) for hello in job.beside)
+    text = f"at which process {who}, which trains beside {job.ranks[0].pid}, can park; {_BESIDE}"
+    return text if who else ""

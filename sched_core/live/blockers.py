@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.jobs import places
 from gpuslice.sched_core.jobs.accounts import Activity
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
@@ -91,7 +92,7 @@ class Blockers:
     def _of_devices(self, job: Gang) -> dict[str, Any]:
         refusals = job.refusals
         leaves = bool(job.lease) and job.lease != job.wanted
-        stuck = next((rank.stuck for rank in job.there() if rank.stuck), "")
+        stuck = places.obstacle(job) or next((rank.stuck for rank in job.there() if rank.stuck), "")
         return {
             "lease": self._names(job.lease),
             "wanted": self._names(job.wanted),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.jobs import places
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.types import shortened
@@ -159,7 +160,9 @@ def _unleased(job: Gang) -> str | None:
 
 
 def _stuck(job: Gang) -> str | None:
-    """Where a script is that passes no boundary, of a gang with its rank."""
+    """Return why a job cannot be suspended: what trains beside it, or where it passes no boundary."""
+    if job.beside and not job.state.ended:
+        return shortened(places.obstacle(job), _PROCESSES_CHARACTERS)
     stuck = next((rank for rank in job.there() if rank.stuck), None)
     if stuck is None or job.state.ended:
         return None

@@ -34,6 +34,7 @@ TO_AGENT = [
     wire.Rejected(error="e", remedy="r"),
     wire.Replaced(),
     wire.Queued(behind=7),
+    wire.Beside(behind=7),
     wire.Withdraw(epoch=3),
 ]
 

@@ -378,3 +378,73 @@ def test_a_scheduler_that_is_started_again_is_the_same_at_every_moment(cut: int)
     for event, now_s in rest:
         again.handle(event, now_s)
     assert picture(again) == picture(driver.core)
+
+
+def pair_with_a_child() -> tuple[Commands, int, int]:
+    """Job a trains, and so does a child of its process; job b waits."""
+    driver = Commands(policy=RoundRobin(quantum_s=QUANTUM_S))
+    for job in "ab":
+        driver.submit(job)
+    parent, _ = driver.come("a")
+    driver.train("a", 10)
+    driver.come("b")
+    child, commands = driver.come("a", replaces=parent)
+    assert orders(commands, wire.Queued) == [("a", child)]
+    return driver, parent, child
+
+
+def test_a_child_trains_beside_its_parent_and_the_job_is_not_suspended_meanwhile() -> None:
+    driver, _, child = pair_with_a_child()
+    assert orders(driver.progress("a", 11), wire.Beside) == [("a", child)]
+    for _ in range(3):
+        commands = driver.wake(TIMEOUT_S)
+        assert orders(commands, wire.Suspend) == []
+        assert driver.core.jobs["a"].lease == driver.core.jobs["a"].wanted
+    driver.do(RankGone("a", 0, pid=child))
+    assert orders(driver.wake(QUANTUM_S), wire.Suspend) == [("a", 0)]
+
+
+def test_a_child_holds_still_until_the_lease_is_its_jobs() -> None:
+    driver, _, child = pair_with_a_child()
+    assert orders(driver.wake(), wire.Suspend) == [("a", 0)]
+    assert orders(driver.progress("a", 11), wire.Beside) == []
+    driver.parked("a", driver.core.jobs["a"].stop_at)
+    driver.train("b", 5)
+    driver.wake()
+    driver.parked("b", driver.core.jobs["b"].stop_at)
+    driver.resumed("a")
+    assert orders(driver.progress("a", 13), wire.Beside) == [("a", child)]
+
+
+def test_a_child_is_the_rank_when_the_process_beside_it_has_ended() -> None:
+    driver, parent, child = pair_with_a_child()
+    driver.progress("a", 11)
+    commands = driver.end("a", parent)
+    assert orders(commands, wire.Resume) == [("a", 0)]
+    assert driver.core.jobs["a"].ranks[0].pid == child
+    driver.train("a", 4)
+    assert orders(driver.wake(), wire.Suspend) == [("a", 0)]
+
+
+def test_a_child_that_says_hello_again_is_still_beside_the_rank() -> None:
+    driver, parent, child = pair_with_a_child()
+    driver.progress("a", 11)
+    hello = wire.Hello(
+        version=1, job="a", rank=0, world_size=1, pid=child, epoch=0, parked=False, replaces=parent
+    )
+    assert orders(driver.say("a", hello), wire.Beside) == [("a", child)]
+
+
+@pytest.mark.parametrize("says_bye", [True, False])
+def test_a_process_that_has_executed_another_program_is_the_rank_again(says_bye: bool) -> None:
+    driver = fifo()
+    driver.submit("a")
+    pid, _ = driver.come("a")
+    driver.train("a", 10)
+    job = driver.core.jobs["a"]
+    if says_bye:
+        driver.say("a", wire.Bye(epoch=job.epoch, boundary=10, step=10))
+    hello = wire.Hello(version=1, job="a", rank=0, world_size=1, pid=pid)
+    assert orders(driver.say("a", hello), wire.Resume) == [("a", 0)]
+    driver.train("a", 3)
+    assert (driver.state("a"), job.steps) == (JobState.RUNNING, 13)
