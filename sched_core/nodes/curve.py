@@ -1,7 +1,7 @@
-"""CURVE keys for TCP: who the scheduler is, whom it lets in, and the check of that.
+"""CURVE keys for TCP: the scheduler's keys, the accepted clients' keys, and the check of both.
 
 A directory of keys holds files of one line each, Z85 text: ``scheduler.public`` and, where the scheduler
-runs, ``scheduler.secret`` and ``accepted/NAME.public`` of everybody who may come; ``client.public`` and
+runs, ``scheduler.secret`` and ``accepted/NAME.public`` of every accepted client; ``client.public`` and
 ``client.secret`` of the user whose directory it is. Directories have mode 0700, files 0600; others are
 refused.
 """
@@ -24,7 +24,7 @@ SCHEDULER, CLIENT = "scheduler", "client"
 _ACCEPTED = "accepted"
 _KEY_CHARACTERS = 40
 _REMEDY = "`gpuslice keys new DIR` makes a directory of keys"
-#: Where libzmq asks about everybody who knocks (RFC 27, ZAP).
+#: Address at which libzmq asks about every client (RFC 27, ZAP).
 _ZAP = "inproc://zeromq.zap.01"
 _ZAP_VERSION = b"1.0"
 _ZAP_FRAMES = 7
@@ -42,7 +42,7 @@ class KeyPair:
 
 
 def make(directory: Path) -> None:
-    """Make ``directory`` with keys for a scheduler and for one client, who is accepted.
+    """Make ``directory`` with keys for a scheduler and for one client, which is accepted.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def make(directory: Path) -> None:
 
 
 def add(directory: Path, name: str, out: Path) -> None:
-    """Make ``out`` with keys for another client, who is accepted as ``name`` from now on.
+    """Make ``out`` with keys for another client, which is accepted as ``name`` from now on.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def add(directory: Path, name: str, out: Path) -> None:
 
 
 def scheduler_keys(directory: Path) -> KeyPair:
-    """The scheduler's own keys.
+    """Return the scheduler's own keys.
 
     Raises
     ------
@@ -94,12 +94,12 @@ def scheduler_keys(directory: Path) -> KeyPair:
 
 
 def client_keys(directory: Path) -> tuple[bytes, KeyPair]:
-    """The scheduler's public key, and the client's own keys; errors as of ``scheduler_keys``."""
+    """Return the scheduler's public key and the client's own keys. Raises as ``scheduler_keys`` does."""
     return _read(directory, f"{SCHEDULER}.public"), _pair(directory, CLIENT)
 
 
 def accepted(directory: Path) -> dict[bytes, str]:
-    """Names of those who may come, by public key; a file that is no key lets nobody in."""
+    """Return the names of the accepted clients, by public key. A file that is no key accepts no client."""
     found: dict[bytes, str] = {}
     for path in sorted((directory / _ACCEPTED).glob("*.public")):
         try:
@@ -110,9 +110,9 @@ def accepted(directory: Path) -> dict[bytes, str]:
 
 
 class KeyAuthenticator:
-    """Answers libzmq's question whether somebody may come in; serves all CURVE sockets of ``context``.
+    """Answers libzmq's question whether a client is accepted, for all CURVE sockets of ``context``.
 
-    The directory is read anew for everybody: a key that is put there or removed counts from then on.
+    The directory is read at every question: a key that is added or removed counts from then on.
 
     Parameters
     ----------

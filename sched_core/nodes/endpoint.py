@@ -1,4 +1,4 @@
-"""Where a scheduler can be found: a private directory with a lock and local sockets."""
+"""The place of a scheduler: a private directory with a lock and local sockets."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from gpuslice.errors import EnvironmentUnusableError, RemoteProtocolError, Usage
 
 from .curve import KeyPair
 
-#: Names in the scheduler's directory: where users connect, and what says who runs it.
+#: Names in the scheduler's directory: the socket for users, and the lock with the scheduler's pid.
 CLIENT_SOCKET = "client.sock"
 LOCK = "scheduler.pid"
-#: What sockaddr_un can hold, less the final zero.
+#: Longest path in a sockaddr_un, without the final zero.
 _MAX_SOCKET_PATH_BYTES = 107
-#: No message has more frames, nor more bytes in all of them together.
+#: Greatest number of frames of a message, and greatest total of their bytes.
 _MOST_FRAMES = 2
 _MUCH_BYTES = 4 * wire.MAX_MESSAGE_BYTES
 _MOST_BYTES = wire.MAX_MESSAGE_BYTES + 64
 
 
 def lock(path: Path) -> int:
-    """Hold ``path`` for as long as the returned descriptor is open; write our pid into it.
+    """Lock ``path`` and write our pid into it. The lock lasts as long as the returned descriptor is open.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def lock(path: Path) -> int:
 
 
 def logs_directory(directory: Path) -> Path:
-    """Where the jobs' output goes: made in ``directory`` if need be.
+    """Return the directory for the jobs' output. Create it in ``directory`` if it is missing.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def logs_directory(directory: Path) -> Path:
 
 
 def next_past(directory: Path) -> Path:
-    """Where what another scheduler wrote in ``directory`` is set aside: the first ``past-N`` that is free."""
+    """Return the first free ``past-N``, where another scheduler's files in ``directory`` are set aside."""
     number = 1
     while (past := directory / f"past-{number}").exists():
         number += 1
@@ -85,7 +85,7 @@ def next_past(directory: Path) -> Path:
 
 
 def check_path(endpoint: str) -> None:
-    """Refuse a local endpoint whose path is too long for a socket.
+    """Raise ``EnvironmentUnusableError`` if a local endpoint's path is too long for a socket.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def check_path(endpoint: str) -> None:
 
 
 def bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
-    """A ROUTER socket at ``endpoint`` that only this user can reach.
+    """Return a ROUTER socket at ``endpoint`` that only this user can reach.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def bind_tcp(
     *,
     options: Mapping[zmq.SocketOption, int] = MappingProxyType({}),
 ) -> zmq.Socket[bytes]:
-    """A ROUTER socket at ``endpoint`` for those whose keys the context's ``KeyAuthenticator`` accepts.
+    """Return a ROUTER socket at ``endpoint`` for clients whose keys the ``KeyAuthenticator`` accepts.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def bind_tcp(
 
 
 def host_and_port(endpoint: str) -> tuple[str, str]:
-    """Both parts of ``tcp://HOST:PORT``; a port ``*`` is any.
+    """Return both parts of ``tcp://HOST:PORT``. A port ``*`` stands for any.
 
     Raises
     ------
@@ -181,10 +181,10 @@ def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
 
 
 def receive(socket: zmq.Socket[bytes]) -> tuple[bytes, list[zmq.Frame]] | None:
-    """The next message of a ROUTER socket and, before it, who sent it; ``None`` if there is none yet.
+    """Return the sender and frames of a ROUTER socket's next message; None if there is none yet.
 
-    One of too many frames, or too long altogether, is thrown away frame by frame; then there are none. libzmq
-    hands a message over when its last frame is there, so all of it is in memory for a moment.
+    A message of too many frames, or too long altogether, is dropped frame by frame; then the list of frames
+    is empty. libzmq delivers a message when its last frame is there, so all of it is in memory for a moment.
     """
     try:
         identity = socket.recv(zmq.NOBLOCK)
@@ -206,13 +206,13 @@ def receive(socket: zmq.Socket[bytes]) -> tuple[bytes, list[zmq.Frame]] | None:
 
 
 def _give_back() -> None:
-    """Have the C library give free memory back, which it may keep for ever after a message of many frames."""
+    """Make the C library release free memory, which it may keep for ever after a message of many frames."""
     with suppress(AttributeError):  # there are C libraries without it
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def check_sender(frame: zmq.Frame) -> int:
-    """The process that sent ``frame``, as the kernel vouches for it (``name:uid:gid:pid``).
+    """Return the process that sent ``frame``, as the kernel certifies it (``name:uid:gid:pid``).
 
     Raises
     ------

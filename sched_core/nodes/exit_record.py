@@ -1,4 +1,4 @@
-"""The record of a job's supervisor: whether it lives, who it is, how its command ended."""
+"""The record of a job's supervisor: whether it lives, its pid, how its command ended."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from .supervisor import LINE_BYTES
 
-#: What the record of a supervisor that was killed stands for: only SIGKILL can end one.
+#: The exit code of a killed supervisor's command: only SIGKILL can end a supervisor.
 KILLED = -signal.SIGKILL
 _LOOK_AGAIN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a record says.
+    """The content of a record.
 
     Attributes
     ----------
@@ -37,19 +37,19 @@ class Record:
 
 
 def job_of(path: Path) -> str:
-    """The job of a record, which names its attempt, too (``Processes``)."""
+    """Return the job of a record, whose name may also contain its attempt (``Processes``)."""
     return path.stem.partition("~")[0]
 
 
 def create(path: Path) -> int:
-    """An empty, locked record at ``path``, for a supervisor to inherit: its lock is that of all copies."""
+    """Create an empty, locked record at ``path``. Its supervisor inherits the descriptor and the lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
 
 
 def read(path: Path) -> Record | None:
-    """The record at ``path``; ``None`` if there is none."""
+    """Return the record at ``path``; None if there is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def read(path: Path) -> Record | None:
 
 
 def settled(path: Path, patience_s: float) -> Record | None:
-    """As ``read``; a supervisor that is just being started gets so long to write its number down."""
+    """Return the record like ``read``. Wait up to ``patience_s`` for a supervisor that is starting."""
     for _ in range(round(patience_s / _LOOK_AGAIN_S)):
         found = read(path)
         if found is None or not found.alive or found.pid is not None:
@@ -73,12 +73,12 @@ def settled(path: Path, patience_s: float) -> Record | None:
 
 
 def wait_a_moment() -> None:
-    """Before a record is looked at again."""
+    """Wait before a record is read again."""
     threading.Event().wait(_LOOK_AGAIN_S)
 
 
 def exit_code(path: Path) -> int:
-    """How the command of a supervisor that is gone ended."""
+    """Return how the command of a dead supervisor ended."""
     found = read(path)
     return KILLED if found is None or found.code is None else found.code
 
@@ -92,6 +92,6 @@ def _lockable(descriptor: int) -> bool:
 
 
 def _number(line: bytes) -> int | None:
-    """The number in ``line``; ``None`` if there is none, or what no supervisor of ours has written."""
+    """Return the number in ``line``; None if no supervisor of ours would have written the line."""
     found = re.fullmatch(rb"\s*(-?[0-9]{1,10})\s*", line)
     return int(found[1]) if found else None

@@ -1,4 +1,4 @@
-"""Jobs with ranks on several nodes: one command a node, which together are the job's."""
+"""Jobs with ranks on several nodes: one command per node, which together are the job's command."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from collections.abc import Iterable, Sequence
 from gpuslice.sched_core.core.events import Exited
 from gpuslice.sched_core.jobs.program import Program
 
-#: What `gpuslice submit` makes of a script that waits for a launcher, but for the number that follows.
+#: Beginning of the command that `gpuslice submit` makes for a script that waits for a launcher.
 _STANDALONE = ("torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 class GangEnds:
-    """Which commands of which job have ended."""
+    """Records which commands of which job have ended."""
 
     def __init__(self) -> None:
         self._ends: dict[str, dict[str, Exited | None]] = {}
         self._first: dict[str, Exited] = {}
 
     def begin(self, job: str, nodes: Iterable[str]) -> None:
-        """``job`` has a command on each of ``nodes`` from now on."""
+        """Record that ``job`` has a command on each of ``nodes`` from now on."""
         self._ends[job] = dict.fromkeys(nodes)
         self._first.pop(job, None)
 
     def note(self, node: str, end: Exited) -> Exited | None:
-        """One has ended; returns the end of the job if it was the last one. The first failure counts."""
+        """Record that a command has ended. Return the end of the job if it was the last one.
+
+        The first failure is the job's end.
+        """
         ends = self._ends.get(end.job, {})
         if node not in ends:
             return None  # of an attempt before
@@ -37,25 +40,25 @@ class GangEnds:
         return self._first.pop(end.job, end)
 
     def failed(self, job: str) -> bool:
-        """Whether a command of ``job`` has failed, so that the others are to end."""
+        """Return True if a command of ``job`` has failed, so that the others must end."""
         return job in self._first
 
     def others(self, job: str) -> list[str]:
-        """The nodes on which a command of ``job`` has not ended."""
+        """Return the nodes on which a command of ``job`` has not ended."""
         return [node for node, end in self._ends.get(job, {}).items() if end is None]
 
 
 def on_node(program: Program, nodes: Sequence[str], node: str, *, host: str, port: int) -> Program:
-    """The command of a job on one of its nodes, of which there are several.
+    """Return the command of a job on one of its several nodes.
 
     Parameters
     ----------
     nodes
-        Of each rank.
+        The node of each rank.
     node
-        Which.
+        The node whose command is returned.
     host, port
-        Where its ranks meet: the address of the first rank's node, and a port there.
+        Address of the first rank's node, and the port there at which the ranks meet.
     """
     names = list(dict.fromkeys(nodes))
     values = {

@@ -1,15 +1,15 @@
-"""How long a node lets jobs run of which its scheduler would start another copy elsewhere.
+"""The lease of a node: how long it may run jobs that the scheduler would start again elsewhere.
 
-The agent numbers its beats; the scheduler answers which one it has heard, and after how long without a word
-the node is lost. What is heard was sent before. So a node that counts from when it sent the newest beat that
-was heard, and takes a tenth less, is at its end before the scheduler starts anything elsewhere. No two clocks
-have to agree, but they must run at the same speed to within that tenth.
+The agent numbers its beats. The scheduler answers which beat it has received, and after how long without a
+message it counts the node as lost. A beat was sent before it was received. So a node that counts from the
+sending of the newest received beat, and takes a tenth less, stops before the scheduler starts anything
+elsewhere. The clocks need not agree, but must run at the same speed to within that tenth.
 
-Where the scheduler's machine says that nobody listens there, no scheduler starts anything; the next one gives
-every node its whole time anew.
+If the scheduler's machine reports that no process listens there, no scheduler starts anything; the next one
+gives every node its whole time again.
 
-Jobs are stopped (SIGSTOP), not ended, and go on when the scheduler is heard of again.
-(Gray and Cheriton, Leases, SOSP 1989.)
+Jobs are stopped (SIGSTOP), not ended, and continue when the scheduler is heard again. (Gray and Cheriton,
+Leases, SOSP 1989.)
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gpuslice.clock import BoottimeClock, Clock
 from .endpoint import host_and_port
 from .orphans import signal_marked
 
-#: In the environment of these jobs.
+#: Variable in the environment of these jobs.
 LEASED = "GPUSLICE_LEASED"
-#: The rest is for clocks of another speed, and for the time that it takes to stop processes.
+#: Used share of the scheduler's time. The rest allows for clocks of other speed, and for stopping processes.
 _SHARE = 0.9
-#: How often to look for processes that have come since all were stopped.
+#: Interval at which to look for new processes after all were stopped.
 _LOOK_AGAIN_S = 1.0
 _CONNECT_S = 0.5
 _FILE = "lease"
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Lease:
-    """Until when jobs may run here. It outlives the agent, in a file.
+    """The time until which jobs may run here. It is kept in a file, and outlives the agent.
 
     Parameters
     ----------
@@ -54,9 +54,9 @@ class Lease:
         self._path = directory / _FILE
         self._marks = {config.variable("socket"): ranks, LEASED: "1"}
         self._clock = clock or BoottimeClock()
-        #: When beats were sent of which nobody has said yet that they were heard, by number.
+        #: Sending times of beats that were not acknowledged yet, by number.
         self._sent_s: dict[int, float] = {}
-        #: Whether jobs may be stopped, by an earlier agent perhaps; and when they were last.
+        #: True if jobs may be stopped, perhaps by an earlier agent; and the times of the last checks.
         self._stopped, self._looked_s, self._asked_s = True, 0.0, 0.0
         self._ends_s = self._length_s = 0.0
         with suppress(OSError, ValueError):
@@ -66,14 +66,14 @@ class Lease:
             )  # the machine may have been started anew
 
     def sent(self) -> int:
-        """The number of a beat that is sent now; no agent here has sent one of that number before."""
+        """Return the number of the beat that is sent now. No agent here has used that number before."""
         now = self._clock.now()
         number = int(now * 1000.0)
         self._sent_s.setdefault(number, now)
         return number
 
     def renew(self, number: int, lost_after_s: float) -> None:
-        """The scheduler has heard that beat, and will not take the node for lost for so long after it."""
+        """Extend the lease: the scheduler has received that beat, and waits ``lost_after_s`` after it."""
         sent_s = self._sent_s.get(number)
         if sent_s is None:
             return  # of an earlier agent
@@ -82,7 +82,7 @@ class Lease:
         self._extend(sent_s)
 
     def renew_if_refused(self, scheduler: str) -> None:
-        """Do so, too, if the machine of the scheduler says that nobody listens at its endpoint."""
+        """Extend the lease if the scheduler's machine reports that no process listens at its endpoint."""
         now = self._clock.now()
         if not self._length_s or now < max(self._ends_s - self._length_s / 2, self._asked_s + _LOOK_AGAIN_S):
             return
@@ -96,7 +96,7 @@ class Lease:
             return  # its machine cannot be reached
 
     def enforce(self) -> None:
-        """Stop what may not run any more, and what it has started since."""
+        """Stop the jobs that may not run any more, and processes that they have started since."""
         now = self._clock.now()
         if now < max(self._ends_s, self._looked_s + _LOOK_AGAIN_S):
             return

@@ -1,4 +1,4 @@
-"""The processes of jobs on this machine: started, listened to, watched and ended."""
+"""The processes of jobs on this machine: start, listen to, watch and end them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SOCKET = "scheduler.sock"
 
 
 def rank_endpoint(directory: Path) -> str:
-    """Where the ranks of a node connect whose scheduler or agent has that directory."""
+    """Return where the ranks of a node connect, given the directory of its scheduler or agent."""
     return f"ipc://{directory / SOCKET}"
 
 
 class LocalNode:
-    """What happens to jobs on this machine. Whoever owns it polls, and calls ``reap`` and ``attend``.
+    """The jobs' processes on this machine. Its owner polls, and calls ``reap`` and ``attend``.
 
     Parameters
     ----------
@@ -78,17 +78,17 @@ class LocalNode:
         self.processes = Processes(logs_directory(directory))
         self.endpoint = rank_endpoint(directory)
         self.ranks = RankSocket(bind(context, self.endpoint), self._heard)
-        #: Every process of every job; one descriptor for a poller, however many they are.
+        #: Every process of every job behind one descriptor, however many they are.
         self._watched = select.epoll()
         self._ends = ProcessEnds(self.ranks)
         self._ports = Ports()
 
     def fileno(self) -> int:
-        """A descriptor that can be read when a process has ended: time to ``reap``."""
+        """Return a descriptor that is readable when a process has ended. Then call ``reap``."""
         return self._watched.fileno()
 
     def launch(self, job: str, program: Program, environ: Mapping[str, str], attempt: int) -> None:
-        """Start the command of ``job``; if that is impossible, it has ended with exit code 127."""
+        """Start the command of ``job``. If that is impossible, report its end with exit code 127."""
         environ = {**environ, config.variable("socket"): self.endpoint}
         try:
             descriptor = self.processes.launch(job, program, environ, attempt=attempt)
@@ -103,12 +103,12 @@ class LocalNode:
         self._watched.register(descriptor, select.EPOLLIN)
 
     def find_port(self, job: str, attempt: int) -> None:
-        """Tell at which port of this machine the ranks of that attempt are to meet."""
+        """Report the port of this machine at which the ranks of that attempt meet."""
         port = self._ports.find(job, self.processes.log(f"{job}~{attempt}", "port"))
         self._reports.port_found(job, attempt, port)
 
     def find(self, sought: Sought) -> None:
-        """Watch what there is of a job that was started before; tell what is gone."""
+        """Watch the processes of a job that was started before, and report those that are gone."""
         job, told = sought.job, list[Callable[[], object]]()
         if not sought.exited:
             found = self.processes.find(job, sought.attempt)
@@ -132,7 +132,7 @@ class LocalNode:
             tell()
 
     def watch_rank(self, job: str, rank: int, pid: int, identity: bytes) -> None:
-        """Watch a rank that has greeted; if it is gone by now, that is told after its last words."""
+        """Watch a rank that has greeted. If it is gone, its end is reported after its last messages."""
         self.ranks.note(job, rank, pid, identity)
         try:
             descriptor = self.processes.watch_rank(job, rank, pid)
@@ -147,7 +147,7 @@ class LocalNode:
         self.ranks.send(identity, frame)
 
     def end(self, job: str, *, grace_s: float) -> None:
-        """End every process of ``job``, which has so long to end by itself; 0: it is not asked."""
+        """End every process of ``job``, after so long to end by itself. With 0 it is not asked."""
         if grace_s:
             self.processes.end(job, self._clock.now(), grace_s=grace_s)
         else:
@@ -165,7 +165,7 @@ class LocalNode:
             self._ends.add(event, self._clock.now())
 
     def attend(self) -> None:
-        """Tell of processes that have ended, and kill those that were to end and have not."""
+        """Report processes that have ended, and kill those that did not end in time."""
         for end in self._ends.known(self._clock.now()):
             self._tell_end(end)
         for job in self.processes.enforce(self._clock.now()):
@@ -173,16 +173,16 @@ class LocalNode:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When there is something to ``attend`` to, even if nothing happens."""
+        """When ``attend`` must be called, even if nothing happens; None for never."""
         return self.processes.next_deadline_s
 
     @property
     def pause_ms(self) -> int | None:
-        """How soon to ``attend`` at the latest, because the last words of somebody are awaited."""
+        """How soon ``attend`` must be called, because last messages are awaited; None if none are."""
         return PAUSE_MS if self._ends else None
 
     def close(self) -> None:
-        """Watch nothing any more; the socket is the context's to close."""
+        """Stop watching. The socket belongs to the context."""
         self._watched.close()
         self.processes.close()
         self._ports.close()
@@ -191,7 +191,7 @@ class LocalNode:
         self._reports.heard(Connection(self._name, identity), pid, frame)
 
     def _tell_end(self, end: Exited | RankGone) -> None:
-        """A command has ended, or a rank; if a command was killed, what it had started goes, too."""
+        """Report the end of a command or a rank. If a command was killed, kill its descendants, too."""
         if isinstance(end, Exited):
             self._ports.release(end.job)
             if end.code == exit_record.KILLED:

@@ -1,7 +1,7 @@
-"""What jobs print on other nodes, copied to the scheduler's own logs of them while they run.
+"""Copies of jobs' output on other nodes, in the scheduler's own logs, while the jobs run.
 
-The scheduler keeps in ``JOB.copied`` how much of which node's files it has; an agent goes on from there. Only
-if the scheduler is killed between the two can a part of the output be there twice.
+The scheduler keeps in ``JOB.copied`` how much of which node's files it has; an agent continues from there. If
+the scheduler is killed between two writes, a part of the output may be there twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class LogCopies:
-    """The scheduler's end.
+    """The copies at the scheduler's end.
 
     Parameters
     ----------
@@ -35,15 +35,16 @@ class LogCopies:
         self._log = log
 
     def copied(self, job: str, node: str) -> tuple[int, int]:
-        """How much of ``job`` has been copied from ``node``: of its output, and of its errors."""
+        """Return how many bytes of the job's output and of its errors were copied from ``node``."""
         known = self._known(job)
         out, err = (known.get(f"{node} {stream}", 0) for stream in _STREAMS)
         return out, err
 
     def store(self, node: str, printed: Printed) -> int:
-        """Add what ``node`` has sent, unless it is here already; returns how much of that file is here.
+        """Append what ``node`` has sent, unless it is here already. Return how much of that file is here.
 
-        What cannot be written, because the disk is full for instance, is left out, with a word in our log.
+        Output that cannot be written, because the disk is full for instance, is left out, and our log says
+        so.
         """
         known = self._known(printed.job)
         name = f"{node} {printed.stream}"
@@ -70,7 +71,7 @@ class LogCopies:
 
 @dataclass
 class _Tail:
-    """How far a file has been sent, how far of that was stored, and where it ended when its command did."""
+    """A file's progress: the bytes sent, the bytes stored, and its size when its command ended."""
 
     path: Path
     sent: int
@@ -79,7 +80,7 @@ class _Tail:
 
 
 class LogTails:
-    """The agent's end: sends what is new, one part of each file at a time.
+    """The agent's end: sends new output, one part of each file at a time.
 
     Parameters
     ----------
@@ -95,29 +96,29 @@ class LogTails:
         self._tails: dict[str, dict[Stream, _Tail]] = {}
 
     def follow(self, job: str, copied: tuple[int, int]) -> None:
-        """Send what ``job`` prints after what has been ``copied``."""
+        """Send what ``job`` prints after the ``copied`` part."""
         self._tails[job] = {
             stream: _Tail(self._log(job, stream), done, done)
             for stream, done in zip(_STREAMS, copied, strict=True)
         }
 
     def stored(self, job: str, stream: Stream, end: int) -> None:
-        """A part has been stored: the next may follow."""
+        """Note that a part has been stored, and send the next one."""
         if (tail := self._tails.get(job, {}).get(stream)) is not None:
             tail.sent = tail.stored = end
             self._send_next(job, stream, tail)
 
     def send(self) -> None:
-        """Send what is new."""
+        """Send new output."""
         for job, tails in self._tails.items():
             for stream, tail in tails.items():
                 if tail.sent == tail.stored:
                     self._send_next(job, stream, tail)
 
     def drained(self, job: str) -> bool:
-        """Whether all is stored that ``job``, which has ended, had printed when this was asked first.
+        """Return True if all output is stored that the ended ``job`` had printed at the first call.
 
-        Nothing is sent of it any more then. What it left behind may print for ever.
+        Then no more of it is sent: processes that the job left behind may print for ever.
         """
         tails = self._tails.get(job, {}).values()
         for tail in tails:

@@ -1,7 +1,7 @@
-"""What the scheduler does to the processes of jobs on one node, and what it is told of them.
+"""The interface to the processes of jobs on one node, and the reports from it.
 
-Everything that becomes of a process is told through ``Reports``, in the order in which it happened: the last
-words of a rank come before its end.
+Everything that happens to a process is reported through ``Reports``, in order: the last messages of a rank
+come before its end.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpuslice.types import ByteCount, Count, JobName, Pid, RankNumber, Seconds
 
 
 class Connection(NamedTuple):
-    """Of a rank: the node on which it connected, and its identity there."""
+    """A rank's connection: the node on which it connected, and its identity there."""
 
     node: str
     identity: bytes
 
 
 class Sought(msgspec.Struct, frozen=True):
-    """A job whose processes another scheduler, or a former connection to the node, has started.
+    """A job whose processes were started by another scheduler, or over an earlier connection to the node.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Sought(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Reports:
-    """Whom a node tells what.
+    """The functions to which a node reports.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Reports:
 
 
 class Node(Protocol):
-    """See ``local_node.LocalNode``."""
+    """The interface of a node. See ``local_node.LocalNode``."""
 
     def launch(self, job: str, program: Program, environ: Mapping[str, str], attempt: int) -> None: ...
     def find_port(self, job: str, attempt: int) -> None: ...

@@ -1,8 +1,8 @@
-"""The scheduler's agent on another node: does to processes what it is told, and tells what becomes of them.
+"""The scheduler's agent on another node: handles processes as ordered, and reports on them.
 
-It knows nothing but the processes. Every connection to the scheduler begins anew: ranks are let in, so that
-they greet, and jobs are looked for as the scheduler asks. Without a connection jobs run on or stay parked,
-those that the scheduler would start elsewhere only for as long as it does not (lease.py).
+It knows only the processes. Every connection to the scheduler begins from nothing: ranks are let in, so that
+they greet, and jobs are searched as the scheduler asks. Without a connection jobs run on or stay parked. Jobs
+that the scheduler would start elsewhere run only until it may do so (lease.py).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from .node_wire import (
 )
 
 _Send = Callable[[FromNode], object]
-#: How often to look for what jobs have printed.
+#: Interval at which to look for new output of jobs.
 _LOOK_MS = 200
 _AGAIN_MS = 200
 _LINGER_MS = 1000
@@ -133,7 +133,7 @@ class NodeAgent:
         self.close()
 
     def close(self) -> None:
-        """Leave the jobs alone, unless told otherwise."""
+        """Close the agent. Jobs run on, unless it was told to leave."""
         if self._session is not None:
             self._session.close()
         self._socket.disable_monitor()
@@ -142,7 +142,7 @@ class NodeAgent:
         os.close(self._lock)
 
     def run(self, stopped: int | None = None) -> bool:
-        """Serve until the scheduler says ``Leave``, or descriptor ``stopped`` can be read.
+        """Serve until the scheduler sends ``Leave``, or descriptor ``stopped`` can be read.
 
         Returns
         -------
@@ -173,7 +173,7 @@ class NodeAgent:
         return True
 
     def _follow(self) -> None:
-        """See whether the connection has begun or ended."""
+        """Handle the begin or end of the connection."""
         while not self._left and self._monitor.poll(0):
             self._receive()  # the last words of the connection that may have ended
             event = recv_monitor_message(self._monitor)["event"]
@@ -184,7 +184,7 @@ class NodeAgent:
                 self._session = None
 
     def _begin(self) -> None:
-        """Begin anew: what was said before is void on both sides."""
+        """Begin a new session: earlier messages are void on both sides."""
         if self._session is not None:
             self._session.close()
         while self._socket.poll(0):
@@ -218,12 +218,12 @@ class NodeAgent:
 
 
 class _Session:
-    """What there is while the agent is connected."""
+    """The agent's state while it is connected."""
 
     def __init__(self, directory: Path, environ: Mapping[str, str], clock: Clock, send: _Send) -> None:
         self._send = send
         self._environ = dict(environ)
-        #: Of its own: when it is gone, so is the socket, and its path is free.
+        #: A context of its own: its end also closes the socket, and frees the path.
         self._context = zmq.Context()
         reports = Reports(
             self._heard, self._ended, lambda node, job: send(Missing(job=job)), self._port_found
@@ -231,31 +231,31 @@ class _Session:
         self.node = LocalNode(self._context, directory, clock, reports)
         self._directory = directory
         self._tails = LogTails(self.node.processes.log, send)
-        #: Commands that have ended, of which not all is copied that they have printed.
+        #: Ended commands whose output is not yet copied completely.
         self._exited: list[Exited] = []
 
     def close(self) -> None:
-        """Let go of everything; the ranks notice."""
+        """Release everything. The ranks notice that."""
         self._context.destroy(linger=0)
         self.node.close()
 
     def running(self) -> tuple[str, ...]:
-        """The jobs whose commands run here."""
+        """Return the jobs whose commands run here."""
         return running(self._directory / "logs")
 
     def register(self, poller: zmq.Poller) -> None:
-        """What to look at."""
+        """Register all descriptors to poll."""
         poller.register(self.node.ranks.socket, zmq.POLLIN)
         poller.register(self.node.fileno(), zmq.POLLIN)
 
     @property
     def pause_ms(self) -> int:
-        """How long to look at it."""
+        """Longest time to poll, in milliseconds."""
         pause_ms = self.node.pause_ms
         return _LOOK_MS if pause_ms is None else pause_ms
 
     def attend(self) -> None:
-        """Do what has become possible."""
+        """Handle all that has become possible."""
         self.node.ranks.receive()
         self.node.reap()
         self.node.attend()
@@ -263,7 +263,7 @@ class _Session:
         self._tell_exits()
 
     def obey(self, message: ToNode) -> None:
-        """Do what the scheduler says."""
+        """Carry out a message of the scheduler."""
         match message:
             case Start():
                 environ = {**message.environ, **self._environ}
@@ -299,7 +299,7 @@ class _Session:
         self._send(PortFound(job=job, attempt=attempt, port=port))
 
     def _tell_exits(self) -> None:
-        """What a command has printed is heard of before its end."""
+        """Report ended commands, each after all of its output was stored."""
         for event in [event for event in self._exited if self._tails.drained(event.job)]:
             self._exited.remove(event)
             self._send(Ended(event=event))

@@ -1,4 +1,4 @@
-"""To which journal the logs on a node belong: another journal may have other jobs of the same names."""
+"""The identity of logs on a node: another journal may have other jobs of the same names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def identity(logs: Path) -> str:
-    """What agents know a scheduler's ``logs`` by, which are set aside together with its journal."""
+    """Return the text by which agents know a scheduler's ``logs``, which belong to one journal."""
     if not (known := _read(logs)):
         known = secrets.token_hex(8)
         replace_file(logs / _FILE, known.encode())
@@ -26,9 +26,9 @@ def identity(logs: Path) -> str:
 
 
 def keep_only(directory: Path, known: str) -> None:
-    """Let the logs in an agent's ``directory`` be those of the scheduler whose logs are ``known`` so.
+    """Make the logs in an agent's ``directory`` those of the scheduler with the identity ``known``.
 
-    Others are kept under ``past-N``, and what still runs of their jobs is killed.
+    Other logs are moved to ``past-N``, and processes that their jobs still have are killed.
     """
     logs = logs_directory(directory)
     if _read(logs) not in ("", known):
@@ -41,7 +41,7 @@ def keep_only(directory: Path, known: str) -> None:
 
 
 def running(logs: Path) -> tuple[str, ...]:
-    """The jobs whose commands run, as their ``logs`` tell."""
+    """Return the jobs whose commands run, by the records in ``logs``."""
     records = {path: exit_record.read(path) for path in logs.glob("*.exit")}
     alive = [path for path, record in records.items() if record is not None and record.alive]
     return tuple(sorted({exit_record.job_of(path) for path in alive}))

@@ -1,8 +1,8 @@
 """Messages between the scheduler and its agent on another node: tagged structs, decoded strictly.
 
-Each is one ZeroMQ frame of msgpack. An agent that has connected says ``Joined`` first, and is then asked what
-became of every job that has processes there (``Find``). So nothing has to be kept for a node that cannot be
-reached: what was lost follows from what is found.
+Each is one ZeroMQ frame of msgpack. An agent that has connected sends ``Joined`` first, and is then asked for
+every job with processes there (``Find``). So nothing has to be kept for a node that cannot be reached: lost
+messages do not matter, because the present state is found again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gpuslice.wire import MAX_MESSAGE_BYTES, decode_frame
 from .node import Sought
 
 VERSION = 3
-#: A rank's longest message, or a command with its environment, and what is around it.
+#: Room for a rank's longest message, or a command with its environment, and the frame around it.
 MAX_BYTES = 4 * MAX_MESSAGE_BYTES
 BEAT_S = 1.0
-#: Between two words of libzmq that keep a connection alive, and how long it waits for an answer.
+#: Interval of libzmq's keep-alive messages, and its wait for an answer.
 _PING_MS, _PONG_MS = 5_000, 15_000
-#: Of the sockets at both ends: no message is dropped for want of room, and a silent peer is noticed.
+#: Options of the sockets at both ends: no message is dropped for lack of room, and a silent peer is noticed.
 OPTIONS = {
     zmq.MAXMSGSIZE: MAX_BYTES,
     zmq.SNDHWM: 0,
@@ -41,7 +41,7 @@ class NodeMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Start(NodeMessage, tag="start", frozen=True):
-    """Start the command of a job; ``copied`` as in ``Sought``."""
+    """Order: start the command of a job; ``copied`` as in ``Sought``."""
 
     job: JobName
     attempt: Count
@@ -51,20 +51,20 @@ class Start(NodeMessage, tag="start", frozen=True):
 
 
 class FindPort(NodeMessage, tag="find_port", frozen=True):
-    """Tell at which port of yours the ranks of that attempt are to meet."""
+    """Question: at which of the node's ports do the ranks of that attempt meet?"""
 
     job: JobName
     attempt: Count
 
 
 class Find(NodeMessage, tag="find", frozen=True):
-    """Watch what there is of a job, and tell what is gone."""
+    """Order: watch the processes of a job, and report those that are gone."""
 
     sought: Sought
 
 
 class WatchRank(NodeMessage, tag="watch_rank", frozen=True):
-    """That process is a rank: tell when it is gone."""
+    """Order: watch this process, which is a rank, and report when it is gone."""
 
     job: JobName
     rank: RankNumber
@@ -73,21 +73,21 @@ class WatchRank(NodeMessage, tag="watch_rank", frozen=True):
 
 
 class ToRank(NodeMessage, tag="to_rank", frozen=True):
-    """Hand ``frame`` to the rank of that identity."""
+    """Order: hand ``frame`` to the rank with that identity."""
 
     identity: bytes
     frame: bytes
 
 
 class End(NodeMessage, tag="end", frozen=True):
-    """End every process of a job, which has so long to end by itself; 0: it is not asked."""
+    """Order: end every process of a job, after so long to end by itself; with 0 it is not asked."""
 
     job: JobName
     grace_s: Seconds
 
 
 class Stored(NodeMessage, tag="stored", frozen=True):
-    """What a job has printed has been copied up to there."""
+    """Acknowledgement: a job's output has been copied up to ``end``."""
 
     job: JobName
     stream: Stream
@@ -95,22 +95,22 @@ class Stored(NodeMessage, tag="stored", frozen=True):
 
 
 class Rejoin(NodeMessage, tag="rejoin", frozen=True):
-    """You were not heard of for too long: begin as on a new connection."""
+    """Order: begin as on a new connection, because the node was silent for too long."""
 
 
 class Heard(NodeMessage, tag="heard", frozen=True):
-    """Answer to a beat: its number, and after how long without a word the node is lost (lease.py)."""
+    """Answer to a beat: its number, and after how long without a message the node is lost (lease.py)."""
 
     beat: Count
     lost_after_s: Seconds
 
 
 class Leave(NodeMessage, tag="leave", frozen=True):
-    """End; what still runs on the node is nobody's any more, so end that, too."""
+    """Order: end, and end all processes that still run on the node."""
 
 
 class Joined(NodeMessage, tag="joined", frozen=True):
-    """The first words of an agent on every connection; ``running``: the jobs whose commands run here.
+    """First message of an agent on every connection; ``running`` are the jobs whose commands run here.
 
     It counts as a beat.
     """
@@ -121,7 +121,7 @@ class Joined(NodeMessage, tag="joined", frozen=True):
 
 
 class FromRank(NodeMessage, tag="from_rank", frozen=True):
-    """What a rank, process ``pid`` as the kernel says, has sent."""
+    """A message of a rank; ``pid`` is its process by the kernel."""
 
     identity: bytes
     pid: Pid
@@ -129,19 +129,19 @@ class FromRank(NodeMessage, tag="from_rank", frozen=True):
 
 
 class Ended(NodeMessage, tag="ended", frozen=True):
-    """A command or a rank has ended."""
+    """Report: a command or a rank has ended."""
 
     event: Exited | RankGone
 
 
 class Missing(NodeMessage, tag="missing", frozen=True):
-    """The command of a job that was sought was never started."""
+    """Report: the command of a job that was searched was never started."""
 
     job: JobName
 
 
 class PortFound(NodeMessage, tag="port_found", frozen=True):
-    """Answer to ``FindPort``: the same for an attempt however often it is asked for."""
+    """Answer to ``FindPort``, the same for an attempt however often it is asked."""
 
     job: JobName
     attempt: Count
@@ -149,7 +149,7 @@ class PortFound(NodeMessage, tag="port_found", frozen=True):
 
 
 class Printed(NodeMessage, tag="printed", frozen=True):
-    """What a job has printed from byte ``offset`` on; the next follows when this one is stored."""
+    """Output of a job from byte ``offset`` on. The next part follows when this one is stored."""
 
     job: JobName
     stream: Stream
@@ -158,11 +158,11 @@ class Printed(NodeMessage, tag="printed", frozen=True):
 
 
 class Left(NodeMessage, tag="left", frozen=True):
-    """Answer to ``Leave``, which is heard: nothing more will follow."""
+    """Answer to ``Leave``: no more messages will follow."""
 
 
 class Beat(NodeMessage, tag="beat", frozen=True):
-    """Nothing new; the node is there."""
+    """Report: the node is there, with no news."""
 
     beat: Count
 
@@ -182,10 +182,10 @@ def encode(message: ToNode | FromNode) -> bytes:
 
 
 def decode_to_node(frame: bytes) -> ToNode:
-    """Decode what the scheduler sent; raises ``RemoteProtocolError`` for anything but a valid message."""
+    """Return a message of the scheduler. Raise ``RemoteProtocolError`` if it is not valid."""
     return cast(ToNode, decode_frame(_to_node, frame, _WHAT))
 
 
 def decode_from_node(frame: bytes) -> FromNode:
-    """Decode what an agent sent; raises ``RemoteProtocolError`` for anything but a valid message."""
+    """Return a message of an agent. Raise ``RemoteProtocolError`` if it is not valid."""
     return cast(FromNode, decode_frame(_from_node, frame, _WHAT))

@@ -1,4 +1,4 @@
-"""Signals to the processes of a job that can be told by their environment only.
+"""Signal the processes of a job that only their environment identifies.
 
 Their launcher was killed, or they left its session.
 """
@@ -15,17 +15,17 @@ from pathlib import Path
 from gpuslice import config
 from gpuslice.clock import MonotonicClock
 
-#: Far more than dying takes; what hangs in the kernel is not waited for.
+#: Longest wait for a killed process: far more than dying takes, unless it hangs in the kernel.
 _DYING_S = 1.0
-#: So many are waited for at most: each takes a descriptor.
+#: Most processes that are waited for: each takes a descriptor.
 _AWAITED = 16
 _log = logging.getLogger(__name__)
 
 
 def kill_orphans(job: str, endpoint: str) -> None:
-    """Kill what is left of ``job``, of the scheduler at ``endpoint``, in whichever sessions.
+    """Kill all remaining processes of ``job``, of the scheduler at ``endpoint``, in any session.
 
-    It is gone then, as a rule.
+    As a rule they are gone when this returns.
     """
     marks = {config.variable("socket"): endpoint, config.variable("job"): job}
     killed, awaited = 0, list[int]()
@@ -47,7 +47,7 @@ def kill_orphans(job: str, endpoint: str) -> None:
 
 
 def signal_marked(marks: Mapping[str, str], number: signal.Signals) -> set[int]:
-    """Send a signal to every process that was started with all of these variables; which ones there were."""
+    """Send a signal to every process started with all of these variables. Return their ids."""
     told = set()
     for pid, descriptor in _signal(marks, number):
         os.close(descriptor)
@@ -56,7 +56,7 @@ def signal_marked(marks: Mapping[str, str], number: signal.Signals) -> set[int]:
 
 
 def _signal(marks: Mapping[str, str], number: signal.Signals) -> Iterator[tuple[int, int]]:
-    """Each process that got it, and a descriptor, to be closed, that can be read when the process is gone."""
+    """Yield each signalled process and a descriptor, to be closed, that is readable when it is gone."""
     words = [os.fsencode(f"{name}={value}") for name, value in marks.items()]
     for pid in _pids():
         if (descriptor := _signal_one(pid, words, number)) is not None:

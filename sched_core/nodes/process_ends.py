@@ -1,7 +1,7 @@
-"""Processes that have ended, until everything that they said is known: a rank's last words come first.
+"""Ends of processes, held back until all of their messages are read: a rank's last messages come first.
 
-libzmq's thread reads the connections, ours looks at the processes. So a process can be seen to have ended
-while its last reports, a ``Bye`` among them, are still on their way to us.
+libzmq's thread reads the connections; ours watches the processes. So a process may be seen to have ended
+while its last reports, a ``Bye`` among them, are still on their way.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from gpuslice.sched_core.core.events import Exited, RankGone
 
 from .rank_socket import RankSocket
 
-#: How often to look for the rest, in milliseconds; on a quiet machine it is there by then.
+#: Interval at which to look for remaining messages; on a quiet machine one suffices.
 PAUSE_MS = 1
-#: How long the connection of a process that has ended is waited for: a child of it may hold it open.
+#: Longest wait for a dead process's connection to close: a child of it may hold it open.
 _HELD_S = 1.0
 
 _End = RankGone | Exited
 
 
 class ProcessEnds:
-    """What has ended, in order.
+    """Processes that have ended, in order.
 
     Parameters
     ----------
@@ -37,14 +37,14 @@ class ProcessEnds:
         return bool(self._waiting)
 
     def add(self, end: _End, now: float) -> None:
-        """Note the end of a rank or of a job's command; one that is noted is told once."""
+        """Record the end of a rank or of a job's command, once."""
         if all(other != end for other, _ in self._waiting):
             self._waiting.append((end, now + _HELD_S))
 
     def known(self, now: float) -> Iterator[_End]:
-        """Ends before which nothing is to be heard any more; they wait no longer.
+        """Yield the ends before which no further message can come, and forget them.
 
-        The command of a job waits behind the job's ranks.
+        The command of a job waits for the job's ranks.
         """
         if not self._waiting:
             return
@@ -61,7 +61,10 @@ class ProcessEnds:
                 yield self._known(one[0])
 
     def _known(self, end: _End) -> _End:
-        """A rank that has not greeted this scheduler may have said Bye when there was nobody to hear it."""
+        """Return the end, marked as unseen if the rank has not greeted this scheduler.
+
+        Such a rank may have said Bye when no scheduler was there.
+        """
         if not isinstance(end, RankGone):
             return end
         greeted = self._ranks.greeted(end.job, end.rank, end.pid)

@@ -1,9 +1,9 @@
-"""The processes of jobs: started without a shell, watched by pidfd, ended for certain.
+"""The processes of jobs: started without a shell, watched by pidfd, and ended for certain.
 
-Each command has a supervisor, in a session (and so a process group) of their own: it writes the exit code
-down even if the scheduler is gone, and a scheduler that was started again finds it. Ranks may be
-grandchildren in sessions of theirs (torchrun's are), so every rank is watched by the pid that the kernel
-vouched for when it connected.
+Each command has a supervisor, and both are in a session (and so a process group) of their own. The supervisor
+writes the exit code even if the scheduler is gone, and a restarted scheduler finds it. Ranks may be
+grandchildren in other sessions (torchrun's are), so every rank is watched by the pid that the kernel
+certified when it connected.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from gpuslice.sched_core.jobs.program import Program
 
 from . import exit_record, supervisor
 
-#: Between the polite signal and the one that cannot be refused, of processes that nobody has given a grace;
-#: and of those that the command has not asked to end within its grace.
+#: Time between SIGTERM and SIGKILL for processes without a grace of their own,
+#: and for those that the command has not asked to end within its grace.
 GRACE_S = 3.0
-#: Children that nobody watches any more, or Python would complain of them.
+#: Children that are no longer watched, kept so that Python does not warn about them.
 _left: list[subprocess.Popen[bytes]] = []
-#: How long a supervisor that another scheduler started in its last moment may take to be there.
+#: Longest start of a supervisor that another scheduler started in its last moment.
 _STARTING_S = 30.0
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put off Ctrl-C and SIGTERM until the end of the block, so that no process is lost sight of."""
+    """Delay Ctrl-C and SIGTERM until the end of the block, so that no process is lost track of."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread is ever interrupted
         return
@@ -60,7 +60,7 @@ def uninterrupted() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """A job's supervisor; ``child`` if we started it and so have to wait for it."""
+    """A job's supervisor; ``child`` if this process started it and so has to wait for it."""
 
     job: str
     attempt: int
@@ -75,7 +75,7 @@ class _Rank(NamedTuple):
 
 
 def watch(process: subprocess.Popen[bytes]) -> int:
-    """A descriptor that can be read when ``process``, which leads a process group, has ended.
+    """Return a descriptor that is readable when ``process``, the leader of a process group, has ended.
 
     Raises
     ------
@@ -103,7 +103,7 @@ class Processes:
         self._logs = logs
         self._commands: dict[int, _Command] = {}
         self._ranks: dict[int, _Rank] = {}
-        #: When jobs that were asked to end are told more firmly: all of their processes are asked; if these
+        #: Times at which jobs that were asked to end are forced: all of their processes are asked; if those
         #: were, they are killed.
         self._deadlines_s: dict[str, float] = {}
         self._all_asked: set[str] = set()
@@ -146,7 +146,7 @@ class Processes:
         return descriptor
 
     def find(self, job: str, attempt: int = 0) -> int | Exited | None:
-        """What became of the command of ``job``, which another scheduler started.
+        """Return the state of the command of ``job``, which another scheduler started.
 
         Returns
         -------
@@ -209,15 +209,15 @@ class Processes:
         return descriptor
 
     def log(self, job: str, stream: str) -> Path:
-        """The file of ``stream`` (``out``, ``err`` or ``exit``) of ``job``."""
+        """Return the file of ``stream`` (``out``, ``err`` or ``exit``) of ``job``."""
         return self._logs / f"{job}.{stream}"
 
     def logged(self, job: str) -> bool:
-        """Whether there are logs of a job of that name, known or not."""
+        """Return True if there are logs of a job of that name, known or not."""
         return any(self.log(job, stream).exists() for stream in ("out", "err", "exit"))
 
     def _record(self, job: str, attempt: int) -> Path:
-        """The supervisor's record; no job's name has a tilde."""
+        """Return the path of the supervisor's record. No job's name has a tilde."""
         return self.log(f"{job}~{attempt}" if attempt else job, "exit")
 
     def _exited(self, job: str, attempt: int) -> Exited:
@@ -225,7 +225,7 @@ class Processes:
         return Exited(job, code, self._said(job) if code else "")
 
     def _said(self, job: str) -> str:
-        """The last words of ``job`` on stderr that tell why it failed."""
+        """Return the last words of ``job`` on stderr that tell why it failed."""
         try:
             with self.log(job, "err").open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -234,7 +234,7 @@ class Processes:
             return ""
 
     def reap(self, descriptors: set[int]) -> Iterator[tuple[int, RankGone | Exited]]:
-        """Turn descriptors that became readable into what happened: ranks first, then commands."""
+        """Return the events behind descriptors that became readable: ranks first, then commands."""
         for descriptor in descriptors & self._ranks.keys():
             job, rank, pid = self._ranks.pop(descriptor)
             os.close(descriptor)
@@ -247,7 +247,7 @@ class Processes:
             yield descriptor, self._exited(command.job, command.attempt)
 
     def wait(self, wait_s: float | None = None) -> list[Event]:
-        """What happens next, if that is within ``wait_s``."""
+        """Wait up to ``wait_s`` for the next events, and return them."""
         poll = select.poll()
         for descriptor in self.descriptors:
             poll.register(descriptor, select.POLLIN)
@@ -283,7 +283,7 @@ class Processes:
         self._all_asked.discard(job)
 
     def close(self) -> None:
-        """Watch nothing any more; what runs goes on."""
+        """Stop watching. Running processes go on."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         _left.extend(one.child for one in self._commands.values() if one.child is not None)
@@ -292,7 +292,7 @@ class Processes:
         self._ranks.clear()
 
     def enforce(self, now: float) -> list[str]:
-        """Kill what was asked to end and has not in time; returns the jobs of which that was true.
+        """Kill processes that did not end in time. Return the jobs that had some.
 
         Processes that only their command could have asked are asked first, and have some seconds more.
         """
@@ -312,22 +312,22 @@ class Processes:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When ``enforce`` has something to do."""
+        """When ``enforce`` must be called; None for never."""
         return min(self._deadlines_s.values(), default=None)
 
     @property
     def descriptors(self) -> list[int]:
-        """Everything that is being watched."""
+        """All watched descriptors."""
         return [*self._commands, *self._ranks]
 
     @property
     def jobs(self) -> set[str]:
-        """The jobs of which some process exists."""
+        """Jobs that have a process."""
         commands = {command.job for command in self._commands.values()}
         return commands | {rank.job for rank in self._ranks.values()}
 
     def _ask(self, job: str) -> bool:
-        """Ask the command of ``job`` to end; without one, its ranks. Return True if anybody was there."""
+        """Ask the command of ``job`` to end; without a command, its ranks. Return True if any was there."""
         commands = [descriptor for descriptor, command in self._commands.items() if command.job == job]
         if not commands:
             return self._signal(job, signal.SIGTERM)
@@ -337,7 +337,7 @@ class Processes:
         return True
 
     def _signal(self, job: str, number: signal.Signals) -> bool:
-        """Send a signal to the command's process group and to every rank; whether anybody was there."""
+        """Send a signal to the command's process group and to every rank. Return True if any was there."""
         found = False
         for descriptor in [fd for fd, command in self._commands.items() if command.job == job]:
             found = True

@@ -1,4 +1,4 @@
-"""The ROUTER socket to which the ranks of one machine connect: who sent what, and who is still connected."""
+"""The ROUTER socket to which the ranks of one machine connect, with their identities and connections."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gpuslice.types import shortened
 from .endpoint import check_sender, receive
 
 _MESSAGES_AT_ONCE = 100
-#: The kernel's ``struct ucred``: pid, uid, gid.
+#: Layout of the kernel's ``struct ucred``: pid, uid, gid.
 _CREDENTIALS = struct.Struct("iII")
-#: Of an error that is sent to a rank.
+#: Most characters of an error that is sent to a rank.
 _ERROR_CHARACTERS = 4096
-#: From so many identities on those are forgotten whose connection is gone.
+#: With more identities than this, those without a connection are forgotten.
 _MANY = 4096
 _log = logging.getLogger(__name__)
 
 
 class _End(NamedTuple):
-    """Our end of a connection, and the process at the other."""
+    """Our end of a connection, and the process at the other end."""
 
     descriptor: int
     pid: int
@@ -47,12 +47,12 @@ class RankSocket:
     def __init__(self, socket: zmq.Socket[bytes], heard: Callable[[bytes, int, bytes], object]) -> None:
         self.socket = socket
         self._heard = heard
-        #: The newest connection of each identity, and of each process that has greeted as a rank.
+        #: Newest connection of each identity, and of each process that has greeted as a rank.
         self._connections: dict[bytes, _End] = {}
         self._ranks: dict[tuple[str, int, int], _End] = {}
 
     def note(self, job: str, rank: int, pid: int, identity: bytes) -> None:
-        """``identity`` is that rank, process ``pid``, from now on."""
+        """Record that ``identity`` is that rank, process ``pid``, from now on."""
         self._ranks[job, rank, pid] = self._connections.get(identity, _End(-1, pid))
 
     def greeted(self, job: str, rank: int, pid: int) -> bool:
@@ -69,11 +69,11 @@ class RankSocket:
         return end is not None and end.descriptor >= 0 and _process_at(end.descriptor) == end.pid
 
     def forget(self, job: str, rank: int, pid: int) -> None:
-        """Forget a process that has ended, and from which nothing is to be heard any more."""
+        """Forget a process that has ended, once no more messages can come from it."""
         self._ranks.pop((job, rank, pid), None)
 
     def receive(self) -> bool:
-        """Deal with what is there, but not with so much of it that timers and processes would wait.
+        """Handle waiting messages, but not so many that timers and processes would have to wait.
 
         Returns
         -------
@@ -97,7 +97,7 @@ class RankSocket:
         return False
 
     def send(self, identity: bytes, frame: bytes) -> None:
-        """Send ``frame``, unless nobody is there or reads."""
+        """Send ``frame``. It is dropped if the rank is gone or does not read."""
         try:
             self.socket.send_multipart([identity, frame], flags=zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -114,13 +114,13 @@ class RankSocket:
 
 
 def rejection(error: str, remedy: str) -> wire.Rejected:
-    """The answer to a message that was not accepted."""
+    """Return the answer to a message that was not accepted."""
     error, remedy = (shortened(text, _ERROR_CHARACTERS) for text in (error, remedy))
     return wire.Rejected(error=error, remedy=remedy)
 
 
 def _sender(frames: list[zmq.Frame]) -> int:
-    """The process that sent ``frames``, which are to be one."""
+    """Return the process that sent ``frames``. Raise unless there is exactly one frame."""
     if not frames:
         raise RemoteProtocolError("a message of too many frames or bytes", "send one frame")
     if len(frames) != 1:
@@ -129,7 +129,7 @@ def _sender(frames: list[zmq.Frame]) -> int:
 
 
 def _process_at(descriptor: int) -> int | None:
-    """The process that connected to our end of a local connection; ``None`` if it is none any more."""
+    """Return the process that connected to our end of a local connection; None if that is closed."""
     try:
         end = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM, fileno=descriptor)
     except OSError:

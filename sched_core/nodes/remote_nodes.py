@@ -1,4 +1,4 @@
-"""The scheduler's end of its agents on other nodes: one TCP socket, behind keys that only they have."""
+"""The scheduler's connections to its agents on other nodes: one TCP socket, protected by keys."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from .node_wire import (
 )
 from .transfers import Command, Transfers
 
-#: After so long without a word of its agent, a node counts as lost.
+#: A node counts as lost after this time without a message of its agent.
 LOST_AFTER_S = 60.0
 _MESSAGES_AT_ONCE = 200
-#: How long an agent may take to answer that it leaves.
+#: Longest wait for an agent's answer that it leaves.
 _DISMISS_S = 10.0
 _log = logging.getLogger(__name__)
 
 
 class RemoteNode:
-    """One of them. What it is told while nobody is there is lost, and made up for when its agent joins.
+    """A node with an agent. Orders without a connected agent are lost, and made up for when it joins.
 
     Attributes
     ----------
@@ -79,15 +79,15 @@ class RemoteNode:
         self.tell(Start(job=job, attempt=attempt, program=program, environ=dict(environ), copied=copied))
 
     def find_port(self, job: str, attempt: int) -> None:
-        """Ask at which of its ports the ranks of that attempt are to meet."""
+        """Ask at which of the node's ports the ranks of that attempt meet."""
         self.tell(FindPort(job=job, attempt=attempt))
 
     def find(self, sought: Sought) -> None:
-        """Ask what became of a job."""
+        """Ask for the state of a job's processes."""
         self.tell(Find(sought=sought))
 
     def watch_rank(self, job: str, rank: int, pid: int, identity: bytes) -> None:
-        """Ask to be told when that process is gone."""
+        """Ask for a report when that process is gone."""
         self.tell(WatchRank(job=job, rank=rank, pid=pid, identity=identity))
 
     def send(self, identity: bytes, frame: bytes) -> None:
@@ -99,13 +99,13 @@ class RemoteNode:
         self.tell(End(job=job, grace_s=grace_s))
 
     def tell(self, message: ToNode) -> None:
-        """Send ``message``, if the node's agent is there."""
+        """Send ``message`` if the node's agent is connected."""
         if self.joined:
             self._to(self.name, message)
 
 
 class RemoteNodes:
-    """All of them.
+    """All nodes with agents.
 
     Parameters
     ----------
@@ -155,13 +155,13 @@ class RemoteNodes:
 
     @property
     def endpoint(self) -> str:
-        """Where agents connect."""
+        """Address at which agents connect."""
         found = self.socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(found, bytes)
         return found.rstrip(b"\0").decode()
 
     def begin(self, reports: Reports, logs: Callable[[str, str], Path]) -> None:
-        """Whom to tell, and where the logs are."""
+        """Set the receiver of reports and the place of the logs."""
         self._reports = reports
         self._logs = LogCopies(logs)
         self.nodes = {
@@ -171,21 +171,21 @@ class RemoteNodes:
         }
 
     def expect_all(self) -> None:
-        """Give each node its whole time to be heard of, from now on: before, nobody listened."""
+        """Count each node's silence from now on: before, no scheduler listened."""
         for node in self.nodes.values():
             node.heard_s = self._clock.now()
 
     @property
     def lost(self) -> frozenset[str]:
-        """The nodes that have not been heard of for too long."""
+        """Nodes that have been silent for too long."""
         return frozenset(node.name for node in self._lost)
 
     def copied(self, job: str, node: str) -> tuple[int, int]:
-        """As ``LogCopies.copied``."""
+        """Return what ``LogCopies.copied`` returns."""
         return self._logs.copied(job, node)
 
     def receive(self) -> None:
-        """Deal with what agents have said."""
+        """Handle waiting messages of agents."""
         for _ in range(_MESSAGES_AT_ONCE):
             if not self.socket.poll(0):
                 return
@@ -199,7 +199,7 @@ class RemoteNodes:
                 _log.warning("rejected a message of node %s: %s", name, error)
 
     def attend(self) -> None:
-        """See who has not been heard of for too long."""
+        """Find nodes that have been silent for too long."""
         now = self._clock.now()
         for node in self.nodes.values():
             if now - node.heard_s >= self._lost_after_s and node not in self._lost:
@@ -209,12 +209,12 @@ class RemoteNodes:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When there is something to ``attend`` to, even if nothing happens."""
+        """When ``attend`` must be called, even if nothing happens; None for never."""
         awaited = [node.heard_s for node in self.nodes.values() if node not in self._lost]
         return min(awaited) + self._lost_after_s if awaited else None
 
     def dismiss(self) -> None:
-        """Let all agents leave that are there, and wait until they have heard of it."""
+        """Tell all connected agents to leave, and wait for their answers."""
         ends_s = self._clock.now() + _DISMISS_S
         for node in self.nodes.values():
             node.tell(Leave())
@@ -225,7 +225,7 @@ class RemoteNodes:
             self.receive()
 
     def close(self) -> None:
-        """Send what is on its way, and close the socket; bring no state anywhere any more."""
+        """Send queued messages, close the socket, and end all transfers."""
         if self.transfers is not None:
             self.transfers.close()
         self._context.destroy(linger=1000)

@@ -1,4 +1,4 @@
-"""Where the ranks of a job with several nodes meet: at a free port of the first rank's node."""
+"""The port at which the ranks of a job with several nodes meet: a free port of the first rank's node."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _log = logging.getLogger(__name__)
 
 
 class Ports:
-    """Ports of this machine, each for the ranks of one job.
+    """Ports of this machine, each reserved for the ranks of one job.
 
-    A socket that is bound and does not listen keeps others from being given the port. Who asks for that very
-    port, and sets ``SO_REUSEADDR`` as torch's ``TCPStore`` does, gets it.
+    A bound socket that does not listen keeps the system from giving the port to others. A process that asks
+    for exactly that port, with ``SO_REUSEADDR`` as torch's ``TCPStore`` does, gets it.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, socket.socket] = {}
 
     def find(self, job: str, path: Path) -> int:
-        """The port that was chosen before, or one that is free now on every address of this machine.
+        """Return the port that was chosen before, or one that is free now on every address of this machine.
 
-        Somebody who asks for that very port may have it before the ranks do; then this attempt fails.
+        A process that asks for exactly that port may take it before the ranks do; then this attempt fails.
 
         Parameters
         ----------
@@ -42,19 +42,19 @@ class Ports:
         return port
 
     def release(self, job: str) -> None:
-        """The ranks of ``job`` have no use for their port any more."""
+        """Release the port of ``job``."""
         held = self._held.pop(job, None)
         if held is not None:
             held.close()
 
     def close(self) -> None:
-        """Keep no port any more."""
+        """Release all ports."""
         for job in list(self._held):
             self.release(job)
 
 
 def _bound() -> socket.socket:
-    """A socket that is bound to a free port of every address, which it can share."""
+    """Return a socket bound to a free port on every address, which it can share."""
     both = socket.has_dualstack_ipv6()
     found = socket.socket(socket.AF_INET6 if both else socket.AF_INET)
     try:

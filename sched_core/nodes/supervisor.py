@@ -1,10 +1,10 @@
-"""Starts one job's command and writes down how it ended: what remains of a scheduler that is gone.
+"""Start one job's command and record how it ended, also if the scheduler is gone.
 
     supervisor.py DESCRIPTOR COMMAND [ARGUMENTS]...
 
-``DESCRIPTOR`` is the job's record, locked by whoever started this; the lock lasts as long as this process.
-What the command leaves behind is ended with it, unless ``GPUSLICE_KEEP_CHILDREN`` says otherwise. A signal to
-end goes to the command alone, and to what it leaves behind when it has ended. On another
+``DESCRIPTOR`` is the job's record, locked by its starter; the lock lasts as long as this process.
+Processes that the command leaves behind are ended with it, unless ``GPUSLICE_KEEP_CHILDREN`` is set. A
+signal to end goes to the command alone, and to processes that it leaves behind once it has ended. On another
 node than the scheduler's, all of it stands still while the node's lease is over, also without an agent.
 The record has two lines of fixed length, our process id and the exit code (negative: a signal), so that the
 second is written in place, on a full disk, too. Run as a script and without ``site``, standard library only.
@@ -19,24 +19,24 @@ import time
 from contextlib import suppress
 
 LINE_BYTES = 16
-#: Ending a job signals us, later its process group, to which we belong; we stay to see how all of it ends.
+#: Signals that end a job also reach this process, which belongs to its group, and must outlive the job.
 _OUTLIVED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
-#: ``keep_children`` of the settings, as the command finds it.
+#: Variable of the setting ``keep_children``.
 _KEEP = "GPUSLICE_KEEP_CHILDREN"
-#: Between the polite signal and the one that cannot be refused.
+#: Time between SIGTERM and SIGKILL.
 _GRACE_S = 3.0
 _LOOK_AGAIN_S, _LOOK_AGAIN_AT_MOST_S = 0.02, 0.2
-#: As in lease.py: in the environment of jobs that may not run without a lease, and how often to look for it.
+#: As in lease.py: variable of jobs that may not run without a lease, and the interval of checks.
 _LEASED = "GPUSLICE_LEASED"
 _LEASE_AGAIN_S = 1.0
-#: Where its ranks report: beside the lease.
+#: Variable with the socket of its ranks, which lies beside the lease.
 _SOCKET = "GPUSLICE_SOCKET"
 
 
 def line(number: int | None) -> bytes:
-    """A line of the record; ``None``: not known yet."""
+    """Return a line of the record. None stands for a number that is not known yet."""
     return b"%-15s\n" % (b"" if number is None else b"%d" % number)
 
 
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
 
 
 def _pass_on(command: int) -> list[int]:
-    """Have the process of descriptor ``command`` get the signals to end that come from now on, each once.
+    """Pass later signals to end on to the process of descriptor ``command``, each once.
 
     Returns
     -------
@@ -87,7 +87,7 @@ def _pass_on(command: int) -> list[int]:
 
 
 class _LeaseWatch:
-    """Stops all that the command has started while the lease is over; the agent may be gone.
+    """Stops all processes of the command while the lease is over, since the agent may be gone.
 
     A lease that cannot be read is left to the agent.
     """
@@ -97,7 +97,7 @@ class _LeaseWatch:
         self._stopped = False
 
     def begin(self) -> None:
-        """Look now, and again for as long as this process lives; its main thread may wait meanwhile."""
+        """Check the lease now, and again for as long as this process lives, beside its main thread."""
         signal.signal(signal.SIGALRM, lambda number, frame: self._look())
         self._look()
 
@@ -116,7 +116,7 @@ class _LeaseWatch:
 
 
 def _signal_descendants(number: signal.Signals) -> None:
-    """Send a signal to all that the command has started, and to what they start meanwhile."""
+    """Send a signal to all descendants of the command, and to those that they start meanwhile."""
     told: set[int] = set()
     while new := _descendants() - told:
         for pid in new:
@@ -126,9 +126,9 @@ def _signal_descendants(number: signal.Signals) -> None:
 
 
 def _end_orphans(asked: list[int]) -> None:
-    """End all that the command left behind; whatever they leave behind comes to us in turn.
+    """End all processes that the command left behind, and those that they leave behind in turn.
 
-    If we were ``asked`` to, whoever asked kills what takes too long.
+    If we were ``asked`` to end, the asking process kills what takes too long.
 
     Raises
     ------
@@ -151,12 +151,12 @@ def _end_orphans(asked: list[int]) -> None:
 
 
 def _children() -> set[int]:
-    """The processes whose parent we are."""
+    """Return the processes whose parent is this process."""
     return {pid for pid, parent in _parents().items() if parent == os.getpid()}
 
 
 def _descendants() -> set[int]:
-    """Our children, and all of theirs."""
+    """Return all descendants of this process."""
     parents = _parents()
     found = newer = {os.getpid()}
     while newer:
@@ -166,7 +166,7 @@ def _descendants() -> set[int]:
 
 
 def _parents() -> dict[int, int]:
-    """The parent of every process."""
+    """Return the parent of every process."""
     found = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as status:
@@ -176,8 +176,8 @@ def _parents() -> dict[int, int]:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of what the command leaves behind."""
-    import ctypes  # late: whoever only reads records does not need it
+    """Become the parent of processes that the command leaves behind."""
+    import ctypes  # late: reading records does not need it
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

@@ -1,4 +1,4 @@
-"""States that are brought to where their jobs are to go on: one process each, beside the scheduler."""
+"""Transfers of states to the nodes where their jobs continue: one process each, beside the scheduler."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gpuslice.errors import EnvironmentUnusableError
 
 from .processes import watch
 
-#: Of what it wrote that tells why it failed.
+#: Most bytes of the command's output that are read for the reason of a failure.
 _SAID_BYTES = 4096
-#: What the command exits with if nothing is wrong but that a node cannot be reached now.
+#: Exit code of the command if the only problem is a node that cannot be reached now.
 UNREACHABLE = EnvironmentUnusableError.exit_code
 #: The command that brings the newest snapshot of a job to other nodes: its name, from which node each rank's
 #: comes, as far as anybody knows, and where it goes.
 Command = Callable[[str, Sequence[str], Sequence[str]], Sequence[str]]
-#: Called when a state has arrived, with nothing, or with why it has not; at once if it cannot be sent at all.
+#: Called with "" when a state has arrived, or with the reason of a failure; at once if it cannot be sent.
 Done = Callable[[str], object]
-#: Called with why a state is still on its way.
+#: Called with the reason why a state is still being transferred.
 Waiting = Callable[[str], object]
 
 
@@ -41,7 +41,7 @@ class _Transfer(NamedTuple):
 
 
 class Transfers:
-    """Those that are under way; of each job one at a time.
+    """Transfers under way; one at a time for each job.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Transfers:
         self._watched = select.epoll()
 
     def fileno(self) -> int:
-        """A descriptor that can be read when one has ended: time to ``reap``."""
+        """Return a descriptor that is readable when a transfer has ended. Then call ``reap``."""
         return self._watched.fileno()
 
     def begin(
@@ -67,7 +67,7 @@ class Transfers:
         done: Done,
         waiting: Waiting | None = None,
     ) -> None:
-        """Bring the state of each rank of ``job`` to its node, after an earlier wish; then call ``done``.
+        """Bring the state of each rank of ``job`` to its node, after an earlier transfer; then call ``done``.
 
         Parameters
         ----------
@@ -80,11 +80,11 @@ class Transfers:
         self._begin_queued()
 
     def under_way(self, job: str) -> bool:
-        """Whether the state of ``job`` is on its way, or is to be."""
+        """Return True if the state of ``job`` is being transferred, or is queued."""
         return any(one.wish.job == job for one in self._transfers.values()) or self._is_queued(job)
 
     def cancel(self, job: str) -> None:
-        """Bring the state of ``job`` nowhere; ``done`` is called as for every failure."""
+        """Cancel the transfer of ``job``. ``done`` is called as for every failure."""
         for descriptor, one in self._transfers.items():
             if one.wish.job == job:
                 one.process.kill()
@@ -96,7 +96,7 @@ class Transfers:
             wish.done("it was given up")
 
     def reap(self) -> None:
-        """Tell of those that have ended."""
+        """Report transfers that have ended."""
         for descriptor, _ in self._watched.poll(0):
             wish, code, said = self._close(descriptor)
             if code == UNREACHABLE and wish.waiting is not None:
@@ -107,7 +107,7 @@ class Transfers:
         self._begin_queued()
 
     def close(self) -> None:
-        """End all of them; nobody is told."""
+        """End all transfers without a report."""
         self._queued.clear()
         for descriptor, one in list(self._transfers.items()):
             one.process.kill()
