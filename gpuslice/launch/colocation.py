@@ -1,7 +1,7 @@
-"""Runs unmodified scripts side by side on one device until all have trained together for long enough.
+"""Run unmodified scripts side by side on one device until all have trained together for long enough.
 
-In between each of them trains while the others are stopped, many times in turn. So what the machine does
-meanwhile meets both alike.
+In between, each of them trains while the others are stopped, many times in turn. So changes of the machine
+affect both measurements alike.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gpuslice.launch.measured_script import LEAST_INTERVALS, Begin, MeasuredScri
 from gpuslice.profiler.colocation.trial import Run, measure
 
 _LOOK_AGAIN_S = 0.02
-#: Each is alone so many times, for so many steps of the slowest at least: a step that lies in two slices is
+#: Number of slices alone, and least number of the slowest script's steps in each. A step in two slices is
 #: counted by its parts, as if it were equally fast in both.
 _SLICES, _SLICE_STEPS = 4, 10
-#: Beyond what is asked for: starting the scripts, and a last step.
+#: Time beyond the wanted seconds, for starting the scripts, and a last step.
 _PATIENCE_S = 600.0
 
 
@@ -32,7 +32,7 @@ def run_together(
     directory: Path,
     begin: Begin = subprocess.Popen,
 ) -> tuple[Run, ...]:
-    """Run ``commands`` together; a script that ends early is started again.
+    """Run ``commands`` together, and return their recordings. A script that ends early is started again.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def run_together(
 
 
 def _alternate(members: Sequence[MeasuredScript], seconds: float) -> None:
-    """All at once, then one of them, then all again, until all have trained at once for ``seconds``."""
+    """Let all scripts train at once, then each alone, in turn, until they shared ``seconds`` of training."""
     deadline = _Deadline(members, 10 * seconds + _PATIENCE_S)
     step_s = _warm_up(members, deadline)
     if len(members) == 1:
@@ -85,7 +85,7 @@ def _alternate(members: Sequence[MeasuredScript], seconds: float) -> None:
 
 
 def _warm_up(members: Sequence[MeasuredScript], deadline: _Deadline) -> float:
-    """Wait until all have made enough steps to tell; returns how long the slowest takes for one."""
+    """Wait until all have made enough steps. Return the seconds that the slowest takes for one step."""
     began_s: dict[str, float] = {}
     while any(member.intervals < LEAST_INTERVALS for member in members):
         deadline.check()
@@ -97,7 +97,7 @@ def _warm_up(members: Sequence[MeasuredScript], deadline: _Deadline) -> float:
 
 
 def _train(members: Sequence[MeasuredScript], seconds: float, deadline: _Deadline) -> None:
-    """Return when all ``members`` have trained for ``seconds``."""
+    """Wait until all ``members`` have trained for ``seconds``."""
     trained_s, last_s = 0.0, time.monotonic()
     while trained_s < seconds:
         deadline.check()
@@ -108,7 +108,7 @@ def _train(members: Sequence[MeasuredScript], seconds: float, deadline: _Deadlin
 
 
 class _Deadline:
-    """Looks after the scripts every now and then, but not for ever."""
+    """Watches the scripts now and then, up to a time limit."""
 
     def __init__(self, members: Sequence[MeasuredScript], seconds: float) -> None:
         self._members = members

@@ -1,4 +1,4 @@
-"""What ``gpuslice run`` executes: the user's own command, in this process, with the hooks on PYTHONPATH."""
+"""Execute the user's command for ``gpuslice run``, in this process, with the hooks on PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from gpuslice.checkpoint.ramdisk.listing import StoreInfo
 
 SITEDIR = Path(__file__).resolve().parent / "sitedir"
-#: Set by the launcher: Pythons below it look whether they train.
+#: Variable set by the launcher. Pythons below it then check whether they train.
 LAUNCH = "GPUSLICE_LAUNCH"
-#: Read by the hooks: where gpuslice is, for an interpreter of an environment without it.
+#: Variable with the place of gpuslice, for an interpreter in an environment without it.
 _PACKAGES = "GPUSLICE_PACKAGES"
 #: The parts of gpuslice, and what it imports in a process that trains.
 _NEEDED = (
@@ -38,7 +38,7 @@ _NEEDED = (
 
 
 def command_line(words: Sequence[str]) -> list[str]:
-    """The command for ``script.py args``, ``-m module args`` or ``-- command args``.
+    """Return the command for ``script.py args``, ``-m module args`` or ``-- command args``.
 
     Raises
     ------
@@ -69,9 +69,9 @@ def command_line(words: Sequence[str]) -> list[str]:
 
 
 def check(settings: Settings, *, inputs: Iterable[Path] = ()) -> Settings:
-    """Refuse settings that cannot work, and make their paths independent of the working directory.
+    """Refuse settings that cannot work. Return them with paths independent of the working directory.
 
-    Cheap checks only, without importing torch; the job itself looks closer when it starts.
+    These are cheap checks without importing torch. The job itself checks more when it starts.
 
     Parameters
     ----------
@@ -116,9 +116,9 @@ def check(settings: Settings, *, inputs: Iterable[Path] = ()) -> Settings:
 
 
 def with_route(settings: Settings, words: Sequence[str]) -> Settings:
-    """With the vmm route in place of ``auto``, if the script records CUDA graphs and that route works here.
+    """Return the settings, with the vmm route for ``auto`` if the script records CUDA graphs.
 
-    Only where the GPU is certain: named, or the only one.
+    Only if that route works here, and the GPU is certain: named, or the only one.
     """
     if settings.route != Route.AUTO.value:
         return settings
@@ -156,7 +156,7 @@ def check_driver_is_loaded(settings: Settings, device: DeviceName) -> None:
 
 
 def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` with the settings and the hooks for the command and everything that it starts."""
+    """Return ``environ`` with the settings and the hooks, for the command and all that it starts."""
     names = {variable(field) for field in Settings.__struct_fields__} | {ARMED}
     result = {name: value for name, value in environ.items() if name not in names}
     result |= settings.environ()
@@ -179,10 +179,10 @@ def _package_paths() -> str:
 
 
 def execute(words: Sequence[str], settings: Settings) -> NoReturn:
-    """Become the user's command.
+    """Replace this process by the user's command.
 
-    Nothing of ours stays around it: ``__main__``, ``sys.argv``, signals, exit code, stdout and tracebacks
-    are its own.
+    Nothing of gpuslice stays around it: ``__main__``, ``sys.argv``, signals, exit code, stdout and tracebacks
+    are the command's own.
     """
     command = command_line(words)
     settings = msgspec.structs.replace(settings, job=expand(settings.job, words), command=fingerprint(words))
@@ -197,7 +197,7 @@ def execute(words: Sequence[str], settings: Settings) -> NoReturn:
 
 
 def fingerprint(words: Sequence[str]) -> str:
-    """Return what is equal for equal commands."""
+    """Return a text that is equal for equal commands."""
     return blake2b("\0".join(words).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
@@ -221,7 +221,7 @@ def begin_anew(settings: Settings) -> Settings:
 
 
 def begun_anew(job: str, removed: Sequence[StoreInfo]) -> str:
-    """Return the line that says what was removed so that a job begins anew."""
+    """Return the sentence about what was removed so that a job starts from the beginning."""
     found = [f"boundary {info.boundary}" for info in removed if info.restartable]
     return f"job {job} begins anew; removed: {', '.join(found) or 'nothing, there was no snapshot'}"
 
@@ -229,9 +229,9 @@ def begun_anew(job: str, removed: Sequence[StoreInfo]) -> str:
 def check_outputs(
     outputs: Mapping[str, Path | None], *, inputs: Iterable[Path | None] = (), devices: bool = False
 ) -> None:
-    """Refuse, before the work is done, what could not be written at the end (`check_writable`).
+    """Refuse output files that could not be written at the end (`check_writable`), before the work is done.
 
-    So is a file that is read, or that two options name: one of the two would be lost.
+    A file that is also read, or that two options name, is refused, too: one of the two would be lost.
 
     Parameters
     ----------
@@ -284,7 +284,7 @@ def check_writable(option: str, path: str) -> None:
 
 
 def rank_path(path: Path, rank: int) -> Path:
-    """Where a rank reports: rank 0 in ``FILE.json`` itself, rank 1 in ``FILE.rank1.json``."""
+    """Return where a rank reports: rank 0 in ``FILE.json`` itself, rank 1 in ``FILE.rank1.json``."""
     return path if rank == 0 else path.with_suffix(f".rank{rank}{path.suffix}")
 
 

@@ -1,4 +1,4 @@
-"""What a command trains, in one word: the stem of its script's name, as the first part of a job's id."""
+"""The name of what a command trains: the stem of its script's name, as the first part of a job's id."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpuslice.launch.sitedir.sitecustomize import LAUNCHERS, program_of
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
 _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-#: How a module is named to torchrun and others that start a script.
+#: Options that name a module to torchrun and other launchers.
 _MODULE_OPTIONS = frozenset({"-m", "--module"})
 _SCRIPTS = (".py", ".pyc", ".sh")
-#: What stands between two commands, or before one, in a shell's line.
+#: Separators of commands in a shell's line.
 _SEPARATOR = re.compile(r"[;&|()]+")
 _KEYWORDS = frozenset(
     {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "exec", "time", "nohup"}

@@ -1,4 +1,4 @@
-"""Where a job's state is: as the settings say, or else where it is found. Pure decisions; no torch."""
+"""Choose the device of a job: the one in the settings, or the one that its script uses. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIRST_GPU = DeviceName("cuda", 0)
 
 
 def named_device(device: str, route: Route) -> DeviceName | None:
-    """The device that the settings name; ``None`` if it is to be found out.
+    """Return the device that the settings name; None if it is still to be found.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def named_device(device: str, route: Route) -> DeviceName | None:
 
 
 def found_device(current: int, allocated_bytes: Sequence[int]) -> DeviceName:
-    """The device of a script that nobody named one for: the GPU that holds most of its memory.
+    """Return the device of a script without a named one: the GPU that holds most of its memory.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What works on this machine and why not: the facts behind ``gpuslice doctor``. Imports no torch."""
+"""The facts behind ``gpuslice doctor``: what works on this machine, and why not. Imports no torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RouteState(msgspec.Struct, frozen=True):
 
 
 class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
-    """A device as jobs name it.
+    """A device, by the name that jobs use.
 
     Attributes
     ----------
@@ -69,19 +69,19 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def works(self) -> bool:
-        """Whether a job can be suspended here by the tensor route."""
+        """True if a job can be suspended here by the tensor route."""
         return self.routes[Route.TENSOR.value].available and not self.check
 
 
 class SelfTest(msgspec.Struct, frozen=True):
-    """What ``selftest`` says of a device."""
+    """The result of ``selftest`` for a device."""
 
     problem: str
     slower: tuple[str, ...] = ()
 
 
 class DriverState(msgspec.Struct, frozen=True):
-    """NVIDIA's driver, the newest CUDA that it serves, or why there is none."""
+    """NVIDIA's driver and the newest CUDA that it serves, or why there is none."""
 
     version: str | None
     cuda: str | None
@@ -96,7 +96,7 @@ class TorchState(msgspec.Struct, frozen=True):
 
 
 class CupyState(msgspec.Struct, frozen=True):
-    """The installed CuPy; ``matches_torch`` tells whether both are for the same CUDA major version."""
+    """The installed CuPy. ``matches_torch`` is True if both are for the same CUDA major version."""
 
     version: str
     cuda_major: int
@@ -104,7 +104,7 @@ class CupyState(msgspec.Struct, frozen=True):
 
 
 class MeasuredState(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates of the GPUs' links, as the cache has them or as they were measured now.
+    """Rates of the GPUs' links, from the cache or measured now.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class MeasuredState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpaceState(msgspec.Struct, frozen=True):
-    """A file system."""
+    """Space of a file system."""
 
     path: str
     total_bytes: int
@@ -184,7 +184,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 def diagnose(
     settings: Settings, environ: Mapping[str, str], *, check: bool = False, measure: bool = False
 ) -> Diagnosis:
-    """Look at this machine.
+    """Return the facts about this machine.
 
     Parameters
     ----------
@@ -332,7 +332,7 @@ def _space(path: str) -> SpaceState | None:
 
 
 def _meminfo() -> dict[str, int]:
-    """``/proc/meminfo``: sizes in bytes, page counts as they are."""
+    """Return ``/proc/meminfo``: sizes in bytes, and page counts."""
     found = {}
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         name, value, *unit = line.replace(":", " ").split()
@@ -359,7 +359,7 @@ def _huge_pages() -> HugePagesState:
 
 
 def _chosen(choices: str | None) -> str | None:
-    """The word in brackets of ``always [madvise] never``."""
+    """Return the word in brackets of ``always [madvise] never``."""
     match = re.search(r"\[(\w+)\]", choices or "")
     return match[1] if match else None
 
@@ -383,5 +383,5 @@ def _ramdisk(settings: Settings) -> RamDiskState:
 
 
 def as_json(diagnosis: Diagnosis) -> str:
-    """The diagnosis for programs."""
+    """Return the diagnosis as JSON."""
     return json.dumps(msgspec.to_builtins(diagnosis), indent=2)

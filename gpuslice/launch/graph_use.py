@@ -1,4 +1,4 @@
-"""Whether a script records CUDA graphs, as its source says; only the vmm route can take those along."""
+"""Find out from its source whether a script records CUDA graphs, which only the vmm route can move."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from gpuslice.launch.script_source import syntax_of
 
-#: Names of torch that record graphs, and modes of ``torch.compile`` that do.
+#: Names in torch that record graphs, and modes of ``torch.compile`` that do.
 _NAMES = {"CUDAGraph", "make_graphed_callables"}
 _MODES = {"reduce-overhead", "max-autotune", "cudagraphs", "triton.cudagraphs"}
 
 
 def find_graph_use(words: Sequence[str]) -> str:
-    """Where a command's scripts, or modules beside them, record graphs: ``train.py:12``; empty if nowhere.
+    """Return where a command's scripts, or modules beside them, record graphs: ``train.py:12``; else "".
 
     Parameters
     ----------

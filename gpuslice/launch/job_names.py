@@ -1,4 +1,4 @@
-"""Names of jobs that are made of the arguments of their script: ``k-{fold}`` for ``train.py --fold 3``."""
+"""Names of jobs made from the arguments of their script: ``k-{fold}`` for ``train.py --fold 3``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gpuslice.errors import UsageError
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
-#: ``--fold 3``, ``--fold=3`` and ``-f 3``; ``fold=3``, as Hydra has it.
+#: ``--fold 3``, ``--fold=3`` and ``-f 3``; ``fold=3`` as in Hydra.
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _ASSIGNMENT = re.compile(r"\+{0,2}([A-Za-z][\w.]*)=(.*)", re.DOTALL)
 _NUMBER = re.compile(r"-\.?\d.*", re.DOTALL)

@@ -1,4 +1,4 @@
-"""What an experiment has measured so far, kept in a file until all of it is done."""
+"""The trials of an experiment so far, kept in a file until the experiment is complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VERSION = 3
 
 
 class KeptTrials:
-    """One line of JSON for each trial; a context manager that locks the file.
+    """The kept trials, one line of JSON each; a context manager that locks the file.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class KeptTrials:
         self._file.flush()
 
     def forget(self) -> None:
-        """All is done and reported: the next time it begins anew."""
+        """Remove the file: the experiment is complete and reported."""
         self.path.unlink(missing_ok=True)
 
     def _load(self) -> list[Trial]:
@@ -84,9 +84,9 @@ class KeptTrials:
 
 
 def kept_path(state: Path, commands: Sequence[Sequence[str]], device: str, numbers: Sequence[object]) -> Path:
-    """The file of an experiment: another one when a script, the folder, the device or ``numbers`` differ.
+    """Return an experiment's file. It depends on scripts, folder, device and ``numbers``.
 
-    The number of rounds does not matter: more of them go on from fewer.
+    The number of rounds does not matter: a longer experiment continues a shorter one.
     """
     option = "GPUSLICE_STATE_DIR"
     private_directory(state, option=option, parents=True, by_link=True)
@@ -98,7 +98,7 @@ def kept_path(state: Path, commands: Sequence[Sequence[str]], device: str, numbe
 
 
 def _digest(path: Path) -> str:
-    """Of a file that a command line names; empty if a word is no file."""
+    """Return the checksum of a file that a command line names; "" if the word is no file."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
     except OSError:

@@ -1,6 +1,6 @@
-"""What ``gpuslice doctor`` has measured of the GPUs' links, and the file in the user's cache that keeps it.
+"""Measured rates of the GPUs' links, and the file in the user's cache that keeps them.
 
-Imports no torch: measuring happens in a child process.
+Imports no torch: a child process measures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FILE = "link_rates.json"
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """Of one GPU: page-locked copies in 1e9 bytes per second, and what locking costs.
+    """Measured rates of one GPU: page-locked copies in 1e9 bytes per second, and the cost of locking.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """From one GPU to another; ``direct`` without a detour through the host."""
+    """Copy rate from one GPU to another; ``direct`` if without a detour through the host."""
 
     source: str
     target: str
@@ -43,7 +43,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What the child process prints."""
+    """Output of the child process."""
 
     rates: dict[str, Rates]
     peers: list[Peer]
@@ -51,7 +51,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A measurement, and what it is true for.
+    """A measurement, with the driver and GPUs that it applies to.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]
 
     def is_of(self, driver: str, uuids: Mapping[str, str]) -> bool:
-        """Whether it still is about this driver and these GPUs."""
+        """Return True if the measurement applies to this driver and these GPUs."""
         return self.driver == driver and self.uuids == dict(uuids)
 
 
@@ -109,7 +109,7 @@ def _in_child(names: Sequence[str]) -> Outcome:
 
 
 def load(environ: Mapping[str, str]) -> Measured | None:
-    """The last measurement of this user; ``None`` if there is none.
+    """Return the last measurement of this user; None if there is none.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def load(environ: Mapping[str, str]) -> Measured | None:
 
 
 def save(measured: Measured, environ: Mapping[str, str]) -> None:
-    """For the next ``gpuslice doctor``; who reads meanwhile sees the old file or the new one.
+    """Save the measurement for the next ``gpuslice doctor``. A reader sees the old file or the new one.
 
     Raises
     ------

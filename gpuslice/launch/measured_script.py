@@ -1,4 +1,4 @@
-"""One script of an experiment: its process, started again when it ends early, and what it recorded."""
+"""One script of an experiment: its process, which is started again if it ends early, and its recordings."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from gpuslice.types import DeviceName
 
 Begin = Callable[..., "subprocess.Popen[Any]"]
 
-#: A job's warm-up is at most half of its intervals: so many leave some.
+#: Least number of intervals: warm-up is at most half of them, so some are left.
 LEAST_INTERVALS = 10
 _ENDING_S = 60.0
 _LAST_LINES = 10
-#: A script that ends before it has made two steps is not started for ever.
+#: Starts of a script that ends before two steps, after which it fails.
 _EMPTY_STARTS = 3
 
 
@@ -44,7 +44,7 @@ def measured_scripts(
     *,
     take_turns: bool = False,
 ) -> Iterator[list[MeasuredScript]]:
-    """The scripts of a trial, not started yet; no process of theirs is left at the end.
+    """Yield the scripts of a trial, not yet started. At the end none of their processes is left.
 
     Parameters
     ----------
@@ -93,28 +93,28 @@ class MeasuredScript:
         self._earlier = 0
         self._process: subprocess.Popen[Any] | None = None
         self.recordings: list[Recording] = []
-        #: When its processes stood still, on the host's monotonic clock.
+        #: Spans in which its processes were halted, on the host's monotonic clock.
         self.halts: list[Span] = []
         self._halted_s: float | None = None
 
     @property
     def control(self) -> StepControl:
-        """Of the process that runs now."""
+        """Control of the running process."""
         assert self._control is not None, "it was started"
         return self._control
 
     @property
     def intervals(self) -> int:
-        """Those of all starts."""
+        """Number of intervals of all starts."""
         return self._earlier + self.control.intervals
 
     @property
     def training(self) -> bool:
-        """Whether it makes steps now."""
+        """True if the script makes steps now."""
         return self.control.intervals >= 1
 
     def look(self) -> None:
-        """Start it again if it has ended."""
+        """Start the script again if it has ended."""
         if self._process is None or self._process.poll() is None:
             return
         self._take(self._process)
@@ -123,7 +123,7 @@ class MeasuredScript:
         self.start()
 
     def halt(self) -> None:
-        """Stop its processes where they are, until ``proceed``; its memory stays."""
+        """Stop its processes until ``proceed``. Their memory stays."""
         if self._halted_s is None and self._process is not None:
             self._halted_s = time.perf_counter()
             _signal_group(self._process.pid, signal.SIGSTOP)
@@ -137,7 +137,7 @@ class MeasuredScript:
             self._halted_s = None
 
     def stop(self) -> None:
-        """Have it end at its next boundary."""
+        """Make it end at its next boundary."""
         self.control.stop()
 
     def finish(self) -> None:
@@ -154,7 +154,7 @@ class MeasuredScript:
         self._take(self._process)
 
     def kill(self) -> None:
-        """Leave no process of it."""
+        """Kill all of its processes."""
         if self._process is not None:
             _end_group(self._process.pid)
             self._process.wait()
@@ -189,7 +189,7 @@ class MeasuredScript:
         keep_on_cores(self._process.pid, self._device, settings.cpu_slots)
 
     def _take(self, process: subprocess.Popen[Any]) -> None:
-        """Its recording, now that it has ended; what it leaves behind must not disturb what comes next."""
+        """Take the recording of an ended process, and end processes that it left behind."""
         status = process.wait()
         _end_group(process.pid)
         self._process = None
@@ -211,7 +211,7 @@ class MeasuredScript:
 
 
 def _end_group(pid: int) -> None:
-    """End the processes of a session that we have started: a script's, and those that it has started."""
+    """End the processes of a script's session."""
     _signal_group(pid, signal.SIGKILL)
 
 
@@ -221,7 +221,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def device_cores(device: DeviceName, slots: int) -> frozenset[int] | None:
-    """The cores of a host slot; ``None`` for devices that leave processes where they are."""
+    """Return the cores of a host slot; None for devices that do not bind processes."""
     if device.kind != "cpu" or device.index is None:
         return None
     cores = sorted(os.sched_getaffinity(0))
@@ -229,7 +229,7 @@ def device_cores(device: DeviceName, slots: int) -> frozenset[int] | None:
 
 
 def keep_on_cores(pid: int, device: DeviceName, slots: int) -> None:
-    """Let a process that was just started run on the cores of ``device`` alone, if it is a host slot."""
+    """Bind a process that was just started to the cores of ``device``, if that is a host slot."""
     cores = device_cores(device, slots)
     if cores is not None:
         with suppress(ProcessLookupError):  # it may have ended already
@@ -237,7 +237,7 @@ def keep_on_cores(pid: int, device: DeviceName, slots: int) -> None:
 
 
 def visible_to_job(device: DeviceName, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment in which unmodified scripts, which say ``cuda``, find ``device``."""
+    """Return the environment in which unmodified scripts, which name ``cuda``, find ``device``."""
     if device.kind != "cuda" or not device.index:
         return environ
     listed = [one for one in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]

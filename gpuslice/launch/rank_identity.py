@@ -1,4 +1,4 @@
-"""Which rank of its job this process is."""
+"""The rank of this process in its job."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from gpuslice.errors import ConfigError
 from gpuslice.types import MAX_RANKS, DeviceName
 
-#: Set by the process that got the hooks, for those below it; see sitedir/sitecustomize.py.
+#: Variable set by the process with the hooks, for its descendants; see sitedir/sitecustomize.py.
 ARMED = "GPUSLICE_ARMED"
 
 
 @dataclass(frozen=True, slots=True)
 class RankIdentity:
-    """Which of its job's processes this one is, as torchrun and others tell it in the environment."""
+    """The rank of this process, as torchrun and other launchers set it in the environment."""
 
     rank: int = 0
     local_rank: int = 0
@@ -39,9 +39,9 @@ class RankIdentity:
 
     @classmethod
     def in_group(cls, rank: int, world_size: int, environ: Mapping[str, str]) -> RankIdentity:
-        """Of a process group's member. What launchers say besides its rank is taken as far as it fits.
+        """Return the identity of a process group's member, with what fits of the launcher's variables.
 
-        Where nobody says which rank of its node it is, all ranks are on this one.
+        If no launcher gives the rank on the node, all ranks are taken to be on this one.
         """
         local_rank = _number(environ, "LOCAL_RANK")
         if local_rank is None or local_rank > rank:
@@ -59,7 +59,10 @@ class RankIdentity:
         return range(first, first + self.local_world_size)
 
     def device(self, first: DeviceName) -> DeviceName:
-        """This rank's device when rank 0 of the node has ``first``; ``cpu`` is the whole host for all."""
+        """Return this rank's device, given the device of the node's first rank.
+
+        ``cpu`` is the whole host for all ranks.
+        """
         if first.index is None:
             return first
         # Each rank has as many as the first.

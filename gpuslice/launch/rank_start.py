@@ -1,4 +1,4 @@
-"""Starts the ranks of a script that takes its rank from its launcher, as torchrun does."""
+"""Start the ranks of a script that takes its rank from its launcher, as torchrun does."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from gpuslice.errors import UsageError
 from gpuslice.launch.script_source import imported, syntax_of
 
-#: What torchrun tells a rank in its environment.
+#: Variables that torchrun sets for a rank.
 _VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
-#: What torch makes of them.
+#: Functions of torch that use these variables.
 _JOINING = {"init_process_group", "init_device_mesh"}
-#: Who uses one of these may start the other ranks itself.
+#: Names of functions by which a script may start the other ranks itself.
 _STARTING = {"spawn", "start_processes", "Process", "Popen", "fork", "notebook_launcher"}
 _STARTING_LIBRARIES = {"lightning", "pytorch_lightning", "ray"}
-#: A library's class that starts them, unless they are there: then they are its workers.
+#: A library and its class that starts workers as ranks.
 _TRAINER = ("ray", "TorchTrainer")
 
 
 def with_ranks(words: Sequence[str], ranks: int) -> list[str]:
-    """The words of a job of ``ranks`` devices; if its script waits to be started for each, torchrun does it.
+    """Return the words of a job of ``ranks`` devices, with torchrun if its script expects a launcher.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def with_ranks(words: Sequence[str], ranks: int) -> list[str]:
 
 
 def as_ranks(words: Sequence[str], ranks: int) -> list[str]:
-    """The words with which torchrun starts a script or module as so many ranks; a command stays as it is."""
+    """Return the words with which torchrun starts a script as ``ranks`` ranks. A command stays as it is."""
     if words[0] == "--":
         return list(words)
     script = ["--module", *words[1:]] if words[0] == "-m" else list(words)
@@ -50,7 +50,7 @@ def as_ranks(words: Sequence[str], ranks: int) -> list[str]:
 
 
 def is_told_ranks(words: Sequence[str], most: int) -> bool:
-    """Whether a command is torchrun without a number of ranks, which can be told that by its environment.
+    """Return True if a command is torchrun without a number of ranks, which its environment can set.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def _is_torchrun(command: Sequence[str]) -> bool:
 
 
 def _value(command: Sequence[str], option: str) -> str | None:
-    """What ``--option`` is in ``command``, in either of torchrun's spellings; ``None`` without it."""
+    """Return the value of ``--option`` in ``command``, in either of torchrun's spellings; None without it."""
     for word, after in zip(command, [*command[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if name.startswith("--") and name[2:].replace("_", "-") == option:
@@ -87,7 +87,7 @@ def _value(command: Sequence[str], option: str) -> str | None:
 
 
 def find_rank_use(words: Sequence[str]) -> str:
-    """Where a command's scripts expect a launcher: ``train.py:12``; empty if they start ranks themselves."""
+    """Return where a command's scripts expect a launcher: ``train.py:12``; "" if they need none."""
     found = trainer = ""
     libraries, starts = set[str](), False
     for path, node in syntax_of(words):
@@ -121,7 +121,7 @@ def _is_named(node: ast.AST, wanted: str) -> bool:
 
 
 def _libraries(node: ast.AST) -> set[str]:
-    """What a node imports of, by its first name."""
+    """Return the top-level packages that a node imports from."""
     return {name.partition(".")[0] for name in imported(node)}
 
 

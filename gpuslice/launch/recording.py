@@ -1,4 +1,4 @@
-"""Runs a command that records its own steps, and reads what it recorded; the command line's side."""
+"""Run a command that records its own steps, and read the recordings, for the command line."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _FILE = "profile.json"
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a command left: its exit status as a shell has it, and the recordings of its ranks in order."""
+    """The result of a command: its exit status, as in a shell, and the recordings of its ranks in order."""
 
     status: int
     ranks: list[Recording]
 
 
 def record(words: Sequence[str], settings: Settings, steps: int, directory: Path) -> Recorded:
-    """Run ``words`` until each rank has recorded ``steps`` steps or ends by itself.
+    """Run ``words`` until each rank has recorded ``steps`` steps or ends by itself. Return the result.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def record(words: Sequence[str], settings: Settings, steps: int, directory: Path
 
 
 def _run(command: Sequence[str], environ: dict[str, str]) -> int:
-    """The exit status of ``command``; it gets the signals that ask us to end."""
+    """Run ``command`` and return its exit status. Signals to end are passed on to it."""
     try:
         process = subprocess.Popen(command, env=environ)
     except OSError as error:
@@ -79,7 +79,7 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> int:
 
 
 def read(path: Path) -> Recording:
-    """The recording in a file.
+    """Return the recording in a file.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The source of a command's scripts and of their own modules, without executing any of it."""
+"""The source of a command's scripts and of their own modules. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-#: A script's own modules are looked through, too; not a whole library that happens to lie beside it.
+#: Most files read: a script's own modules, not a whole library beside it.
 _MOST_FILES = 100
 
 
 def syntax_of(words: Sequence[str]) -> Iterator[tuple[Path, ast.AST]]:
-    """All syntax nodes of a command's scripts and of the modules beside them, file by file.
+    """Yield all syntax nodes of a command's scripts and of the modules beside them, file by file.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def syntax_of(words: Sequence[str]) -> Iterator[tuple[Path, ast.AST]]:
         try:
             tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError):
-            continue  # whoever executes it will say what is wrong
+            continue  # the interpreter reports the error when it runs the file
         for node in ast.walk(tree):
             yield path, node
             for name in imported(node):
@@ -37,7 +37,7 @@ def syntax_of(words: Sequence[str]) -> Iterator[tuple[Path, ast.AST]]:
 
 
 def imported(node: ast.AST) -> Iterator[str]:
-    """The modules that a node imports, and what it imports from them."""
+    """Yield the modules that a node imports, and the names that it imports from them."""
     match node:
         case ast.Import(names=names):
             yield from (alias.name for alias in names)

@@ -18,20 +18,20 @@ from gpuslice.errors import GpusliceError
 from gpuslice.kernels import open_device
 from gpuslice.types import DeviceName
 
-#: Small, odd, and large enough for an own mapping.
+#: Sizes: tiny, odd, and large enough for a mapping of its own.
 _SIZES = (1, 4097, 3 << 20)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What keeps the tensor route from working on a device, and why copies take slower paths there."""
+    """Why the tensor route does not work on a device, if so, and why copies take slower paths there."""
 
     problem: str
     slower: tuple[str, ...] = ()
 
 
 def examine(name: str) -> Outcome:
-    """Take a few tensors away from a device, through an arena as a job's, and bring them back."""
+    """Move a few tensors off a device, through an arena as a job's, and back. Return the outcome."""
     try:
         device = open_device(DeviceName.parse(name))
         tensors = [torch.arange(n, device=device.torch_device).to(torch.uint8) for n in _SIZES]

@@ -1,8 +1,8 @@
-"""What a recorded job and whoever started it tell each other while it runs, in a few bytes of shared memory.
+"""Messages between a recorded job and its observer while it runs, in a few bytes of shared memory.
 
-The job says how many intervals it has recorded; the other side says that it shall end at its next boundary,
-or that it is another job's turn. A boundary costs less than a microsecond more. Only a job whose turn is over
-waits, for a byte in a pipe.
+The job writes how many intervals it has recorded. The observer writes that the job must end at its next
+boundary, or that it is another job's turn. This costs less than a microsecond per boundary. Only a job whose
+turn is over waits, for a byte in a pipe.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StepControl:
 
     @classmethod
     def create(cls, recording: Path, *, takes_turns: bool = False) -> StepControl:
-        """A new one for the job that is going to record into ``recording``."""
+        """Return a new control for the job that will record into ``recording``."""
         path = _path(recording)
         path.write_bytes(bytes(_WORDS * _WORD_BYTES))
         if not takes_turns:
@@ -45,60 +45,60 @@ class StepControl:
 
     @classmethod
     def beside(cls, recording: Path) -> StepControl | None:
-        """The job's side; ``None`` if nobody watches."""
+        """Return the job's end of the control; None if no process watches it."""
         path = _path(recording)
         return cls(path) if path.exists() else None
 
     @classmethod
     def of_turns(cls, recording: Path) -> StepControl | None:
-        """The side of a job that takes turns with others; ``None`` for any other job."""
+        """Return the job's end, if it takes turns with others; None for any other job."""
         pipe = _turns_path(recording)
         if not pipe.exists():
             return None
         return cls(_path(recording), os.open(pipe, os.O_RDONLY | os.O_CLOEXEC))
 
     def close(self) -> None:
-        """Let go of the pipe; a job that waits for its turn goes on and ends at its next boundary."""
+        """Close the pipe. A job that waits for its turn goes on, and ends at its next boundary."""
         if self._turns >= 0:
             os.close(self._turns)
             self._turns = -1
 
     @property
     def intervals(self) -> int:
-        """How many the job has recorded."""
+        """Number of intervals that the job has recorded."""
         return self._words[_INTERVALS]
 
     def passed(self, intervals: int) -> bool:
-        """The job has recorded so many; says whether it shall end."""
+        """Write that the job has recorded ``intervals`` intervals. Return True if it must end."""
         self._words[_INTERVALS] = intervals
         return self._words[_STOP] != 0
 
     def stop(self) -> None:
-        """The job shall end at its next boundary."""
+        """Make the job end at its next boundary."""
         self._words[_STOP] = 1
 
     @property
     def away(self) -> bool:
-        """Whether it is another job's turn."""
+        """True if it is another job's turn."""
         return self._words[_AWAY] != 0
 
     @property
     def suspended(self) -> bool:
-        """Whether the job is suspended."""
+        """True if the job is suspended."""
         return self._words[_SUSPENDED] != 0
 
     def withdraw(self) -> None:
-        """The job's turn is over at its next boundary."""
+        """End the job's turn at its next boundary."""
         self._words[_AWAY] = 1
 
     def grant(self) -> None:
-        """It is the turn of a job that is suspended."""
+        """Give the turn to a job that is suspended."""
         if self.away:
             self._words[_AWAY] = self._words[_SUSPENDED] = 0
             os.write(self._turns, b"1")
 
     def await_turn(self) -> None:
-        """The job is suspended; return when it is its turn, or when nobody is left to give it one."""
+        """Record that the job is suspended, and wait for its turn, or until the observer is gone."""
         self._words[_SUSPENDED] = 1
         if not os.read(self._turns, 1):
             self.stop()

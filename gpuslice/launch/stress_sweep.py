@@ -1,4 +1,4 @@
-"""Runs loads of known kinds and intensities beside a script, and beside a load of the same kind."""
+"""Run loads of known kinds and intensities beside a script, and beside a load of the same kind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gpuslice.profiler.colocation.stress import (
 from gpuslice.types import DeviceName
 
 _LOOK_AGAIN_S = 0.02
-#: Beyond the schedule: importing and compiling what makes the load, and a script's start.
+#: Time beyond the schedule, to import and compile the load, and to start a script.
 _PATIENCE_S = 600.0
 #: The reference load lasts until it is told to end.
 _ENDLESS_S = 1e6
@@ -50,7 +50,7 @@ def sweep(
     seed: int,
     directory: Path,
 ) -> tuple[Stressed, ...]:
-    """What loads of ``kinds`` do to a script and it to them: each level for ``seconds``, with pauses between.
+    """Return the effects of loads and a script on each other: each level for ``seconds``, with pauses.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def sweep(
 def reference(
     settings: Settings, kinds: Sequence[str], seconds: float, seed: int, directory: Path
 ) -> tuple[Stressed, ...]:
-    """What loads of each of ``kinds`` do to a load of the same kind at full intensity."""
+    """Return the effects of loads of each of ``kinds`` on a load of the same kind at full intensity."""
     found: list[Stressed] = []
     for kind in kinds:
         phases = schedule([kind], seconds, seed)
@@ -99,7 +99,7 @@ def reference(
 
 
 class _Halter:
-    """Halts a job during ``spans``, in seconds since the load began; what counts is when it really did."""
+    """Halts a job during ``spans``, in seconds since the load began. The real times count."""
 
     def __init__(self, job: MeasuredScript, load: _Stressor, spans: Sequence[Span]) -> None:
         self._job, self._load, self._spans = job, load, spans
@@ -118,7 +118,7 @@ class _Halter:
 
 
 class _Stressor:
-    """A process that loads the device, and the log that it leaves."""
+    """A process that loads the device, and its log."""
 
     def __init__(self, phases: Sequence[Phase], settings: Settings, path: Path) -> None:
         self._log, self._ready = path.with_suffix(".json"), path.with_suffix(".ready")
@@ -138,11 +138,11 @@ class _Stressor:
 
     @property
     def loading(self) -> bool:
-        """Whether its schedule has begun."""
+        """True if its schedule has begun."""
         return self._ready.exists()
 
     def check(self) -> None:
-        """Refuse to go on if it has failed."""
+        """Raise if the process has failed."""
         if self.process.poll():
             lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()
             raise EnvironmentUnusableError(
@@ -151,11 +151,11 @@ class _Stressor:
             )
 
     def end(self) -> None:
-        """Let it end now, with its log."""
+        """Make the process end now and write its log."""
         self.process.terminate()
 
     def finish(self, seconds: float, look: Callable[[], object] = lambda: None) -> StressLog:
-        """Its log, when its schedule of ``seconds`` is over; ``look`` is called meanwhile."""
+        """Return the log when the schedule of ``seconds`` is over. ``look`` is called meanwhile."""
 
         def ended() -> bool:
             self.check()

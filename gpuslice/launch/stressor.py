@@ -1,7 +1,7 @@
-"""A process that loads a device by a schedule: ``python -m gpuslice.launch.stressor LOG DEVICE SCHEDULE``.
+"""Load a device by a schedule: ``python -m gpuslice.launch.stressor LOG DEVICE SCHEDULE``.
 
-It makes units of work, each followed by so much idle time that work has the asked share of the time, and
-writes down when each unit ended. SIGTERM ends it early, with the log of what it did.
+It makes units of work, each followed by enough idle time that work has the wanted share of the time, and
+records when each unit ended. SIGTERM ends it early, with the log so far.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import msgspec
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError, UsageError
 from gpuslice.profiler.colocation.stress import Phase, StressLog, Window
 
-#: Kinds of load that there are.
+#: All kinds of load.
 KINDS = ("bandwidth", "compute", "cache", "pcie")
 
 _Unit = Callable[[], None]
 
 
 def check_kinds(words: str, device_kind: str) -> tuple[str, ...]:
-    """The kinds of load in ``words``, separated by commas.
+    """Return the kinds of load in ``words``, separated by commas.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def check_kinds(words: str, device_kind: str) -> tuple[str, ...]:
 
 
 def stressors(device_kind: str) -> Mapping[str, Callable[[], _Unit]]:
-    """What makes the units of each kind on such a device.
+    """Return functions that make the units of each kind on such a device.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def perform(
     worked: Callable[[], float] = time.thread_time,
     idle: Callable[[float], None] = time.sleep,
 ) -> StressLog:
-    """Load the device as ``schedule`` says.
+    """Load the device by ``schedule``.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def perform(
 
 
 def main(log: str, device_kind: str, schedule: str) -> None:
-    """Do what the module says."""
+    """Run the process that the module describes."""
     asked: list[int] = []
 
     def ask(signum: int, frame: FrameType | None) -> None:

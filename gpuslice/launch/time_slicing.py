@@ -1,4 +1,4 @@
-"""Runs unmodified scripts in turns on one device: one trains, the others are suspended."""
+"""Run unmodified scripts in turns on one device: one trains, the others are suspended."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gpuslice.launch.measured_script import LEAST_INTERVALS, Begin, MeasuredScri
 from gpuslice.profiler.colocation.spans import Span
 from gpuslice.profiler.colocation.trial import Run, measure_turns
 
-#: While a script trains, and while it is being suspended.
+#: Intervals of checks while a script trains, and while it is being suspended.
 _LOOK_AGAIN_S, _LOOK_SOON_S = 0.05, 0.001
 _PATIENCE_S = 600.0
-#: An interval of few cycles would depend on where they begin.
+#: Least number of cycles: with fewer the result depends on where they begin.
 _LEAST_CYCLES = 2
-#: A script that ends in each of so many cycles cannot be measured in turns.
+#: Successive cycles with a restart after which scripts cannot be measured in turns.
 _BROKEN_CYCLES = 2
 
 
@@ -31,7 +31,7 @@ def run_sliced(
     directory: Path,
     begin: Begin = subprocess.Popen,
 ) -> tuple[Run, ...] | None:
-    """Run ``commands`` in turns of ``turn_s`` seconds; suspends and resumes are those under the scheduler.
+    """Run ``commands`` in turns of ``turn_s`` seconds, with suspends and resumes like the scheduler's.
 
     Parameters
     ----------
@@ -71,10 +71,10 @@ def run_sliced(
 
 
 def _take_turns(members: Sequence[MeasuredScript], seconds: float, turn_s: float) -> list[list[Span]] | None:
-    """Whole cycles as the turns of all members, until they last for ``seconds``.
+    """Return whole cycles of all members' turns that last for ``seconds``; None if scripts end too soon.
 
-    The first cycle, and one in which or before which a script was started again, does not count: memory for
-    the snapshots is set up in it.
+    The first cycle does not count, because memory for the snapshots is set up in it; nor does one in which or
+    before which a script was started again.
     """
     cycles: list[list[Span]] = []
     counted_s, broken, settled = 0.0, 0, False

@@ -1,7 +1,7 @@
-"""The one place where a scheduler's ``cuda:N`` becomes a process's ``cuda:M``, and back. Pure; no torch.
+"""Convert a scheduler's ``cuda:N`` into a process's ``cuda:M``, and back. Pure functions; no torch.
 
-A rank sees all GPUs that the scheduler sees, so that it can move, but in an order of its own: the one that it
-was leased first comes where the rank's script looks for it. ``CUDA_VISIBLE_DEVICES`` says so to CUDA.
+A rank sees all GPUs that the scheduler sees, so that it can move, but in its own order: the GPU of its first
+lease is where the rank's script looks for it. ``CUDA_VISIBLE_DEVICES`` gives CUDA this order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuslice.types import DeviceName
 if TYPE_CHECKING:  # a job has no use for NVML
     from gpuslice.kernels.nvml import Gpu
 
-#: CUDA's variable: numbers or UUIDs of what a process sees, in the order of its own numbers.
+#: CUDA's variable: numbers or UUIDs of the GPUs that a process sees, in the order of its own numbers.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MODE_CAUTIONS = {
     "exclusive_process": "exclusive mode lets one process in at a time, and parked jobs keep their contexts",
@@ -26,7 +26,7 @@ _MODE_CAUTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpus:
-    """How a process numbers the scheduler's GPUs.
+    """A process's numbers of the scheduler's GPUs.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class VisibleGpus:
 
     @classmethod
     def for_lease(cls, all_gpus: str, leased: int, *, local_rank: int, own: str) -> VisibleGpus:
-        """The order for a process that has yet to begin CUDA.
+        """Return the order for a process that has not begun CUDA.
 
         Parameters
         ----------
@@ -65,7 +65,7 @@ class VisibleGpus:
 
     @classmethod
     def as_begun(cls, all_gpus: str, shown: str | None) -> VisibleGpus:
-        """The order in a process whose CUDA has begun while the variable was ``shown``."""
+        """Return the order in a process whose CUDA has begun while the variable was ``shown``."""
         words = tuple(all_gpus.split(",")) if all_gpus else ()
         if shown is None or not words:
             return cls()
@@ -78,11 +78,11 @@ class VisibleGpus:
 
     @property
     def variable(self) -> str:
-        """The value of ``CUDA_VISIBLE_DEVICES``; empty to leave it as it is."""
+        """Value of ``CUDA_VISIBLE_DEVICES``; empty to leave it unchanged."""
         return ",".join(self.all_gpus[number] for number in self.order)
 
     def inside(self, name: DeviceName) -> DeviceName:
-        """What this process calls the scheduler's device.
+        """Return this process's name of the scheduler's device.
 
         Raises
         ------
@@ -99,29 +99,28 @@ class VisibleGpus:
         return DeviceName("cuda", self.order.index(name.index))
 
     def outside(self, name: DeviceName) -> DeviceName:
-        """What the scheduler calls this process's device."""
+        """Return the scheduler's name of this process's device."""
         if name.kind != "cuda" or not self.all_gpus or name.index is None or name.index >= len(self.order):
             return name
         return DeviceName("cuda", self.order[name.index])
 
 
 def hides_all(value: str) -> bool:
-    """Whether a script that sets the variable so wants no GPU: CUDA ignores all from an unknown one on."""
+    """Return True if a script with this value wants no GPU: CUDA ignores all from an unknown one on."""
     first = value.split(",")[0].strip()
     return first == "" or first.startswith("-")
 
 
 def all_visible(numbers: Sequence[int], shown: str | None) -> str:
-    """What a scheduler shows its jobs: what it was shown itself, or else all that there are."""
+    """Return the GPUs that a scheduler shows its jobs: those that it sees, or all."""
     return shown.replace(" ", "") if shown is not None else ",".join(map(str, numbers))
 
 
 def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
-    """The GPUs that CUDA shows a process with this environment, in the order of their CUDA numbers.
+    """Return the GPUs that CUDA shows a process with this environment, in the order of their CUDA numbers.
 
-    ``CUDA_VISIBLE_DEVICES`` holds numbers or beginnings of UUIDs; CUDA ignores everything from the first
-    that it does not know. Of what MIG divides, a process sees one instance only: the one that is named by
-    its own UUID, else the first.
+    ``CUDA_VISIBLE_DEVICES`` holds numbers or beginnings of UUIDs; CUDA ignores all from the first unknown one
+    on. If MIG divides a GPU, a process sees one instance only: the one named by its own UUID, else the first.
     """
     chosen = environ.get(VISIBLE)
     if chosen is None:
@@ -145,7 +144,7 @@ def _first_instance(gpu: Gpu) -> Gpu:
 
 
 def cautions(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """For each of ``visible(gpus, environ)``: what keeps jobs from sharing it or its name from being sure."""
+    """Return for each visible GPU why jobs cannot share it, or why its name is not certain."""
     whole = {gpu.index: gpu for gpu in gpus}
     mixed = len({gpu.name for gpu in gpus}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
     found = []

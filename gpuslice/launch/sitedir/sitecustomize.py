@@ -1,8 +1,8 @@
-"""Run by every Python that `gpuslice run` starts: gives way to the user's own, then waits for torch.
+"""Run in every Python that `gpuslice run` starts: run the user's own sitecustomize, then wait for torch.
 
-The process that trains gets the hooks. Whatever else imports torch stands ready to become a rank: whoever
-joins a process group is one. Everything here is standard library, and nothing here may keep a script from
-running.
+A process that trains gets the hooks. Any other process that imports torch prepares to become a rank, which it
+does when it joins a process group. All code here uses the standard library only, and must not keep a script
+from running.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:  # the real `typing` would cost every Python below us some mil
 #: Launchers: they import torch, but their children train.
 LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch"}
 LAUNCHERS |= {"accelerate.commands.launch", "deepspeed.launcher.runner", "deepspeed.launcher.launch"}
-#: How the code begins that multiprocessing gives its children and servers, one of which never trains.
+#: Beginning of the code that multiprocessing gives its children, and its server that never trains.
 CHILD, RESOURCE_TRACKER = "from multiprocessing.", "from multiprocessing.resource_tracker"
 #: Scripts that compile for torch; they never train.
 COMPILERS = ("/_inductor/compile_worker/__main__.py", "/_inductor/__autotune_main__.py")
-#: Rank and process that have the hooks. A process of another rank trains, too, and this one after `exec`.
+#: Variable with the rank and process that have the hooks. Other ranks train, too, and this one after `exec`.
 ARMED = "GPUSLICE_ARMED"
 
 
 def trains(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
-    """Whether this process, with this environment and command line, is one that trains."""
+    """Return True if a process with this environment and command line is one that trains."""
     if "GPUSLICE_LAUNCH" not in environ:
         return False
     flag, program = program_of(argv)
@@ -48,7 +48,7 @@ def trains(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
 
 
 def may_join(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
-    """Whether this process, if it does not train by itself, may yet become a rank of the job."""
+    """Return True if this process, which does not train by itself, may still become a rank of the job."""
     flag, program = program_of(argv)
     if "GPUSLICE_LAUNCH" not in environ or _launches(flag, program) or _compiles(flag, program):
         return False
@@ -56,7 +56,7 @@ def may_join(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
 
 
 def program_of(argv: Sequence[str]) -> tuple[str, str]:
-    """What the interpreter executes: "c" and code, "m" and a module, or an empty string and a script."""
+    """Return what the interpreter executes: "c" and code, "m" and a module, or "" and a script."""
     words = iter(argv[1:])
     for word in words:
         if word[:1] != "-" or word == "-":
@@ -82,14 +82,14 @@ def _compiles(flag: str, program: str) -> bool:
     return not flag and program.endswith(COMPILERS)
 
 
-#: Ray's trainers, of its present and of its former interface.
+#: Ray's trainers, of its present and its former interface.
 RAY_TRAINERS = ("ray.train.v2.torch.torch_trainer", "ray.train.torch.torch_trainer")
 
 
 class AfterImport:
     """A finder that calls `first` right before a module is imported and `then` after.
 
-    Looking it up is not importing it.
+    A mere search for the module is no import.
     """
 
     def __init__(self, name: str, then: Callable[[], None], first: Callable[[], None] = lambda: None) -> None:
@@ -117,7 +117,7 @@ class AfterImport:
 
 
 def _watch(spec: ModuleSpec, first: Callable[[], None], then: Callable[[], None]) -> None:
-    """Have ``first`` called before the module of ``spec`` is imported, and ``then`` after."""
+    """Make ``first`` run right before the module of ``spec`` is imported, and ``then`` after."""
     assert spec.loader is not None
     spec.loader = _Loader(spec.name, spec.loader, first, then)  # type: ignore[assignment]
     if type(spec) is importlib.machinery.ModuleSpec:
@@ -125,10 +125,9 @@ def _watch(spec: ModuleSpec, first: Callable[[], None], then: Callable[[], None]
 
 
 class _Spec(importlib.machinery.ModuleSpec):
-    """A spec until its module is imported: ``import`` notes in it that it has begun, and that it has ended.
+    """A spec until its module is imported: ``import`` marks in it that the import begins and ends.
 
-    To be told so leaves no frame of ours below the import, so what torch raises in it has the user's own
-    traceback.
+    This leaves no frame of ours below the import, so errors that torch raises have the user's own traceback.
     """
 
     @property
@@ -151,7 +150,7 @@ class _Spec(importlib.machinery.ModuleSpec):
 
 
 class _Loader:
-    """Gives way to the original loader as soon as that is used."""
+    """A loader that restores the original loader as soon as it is used."""
 
     def __init__(
         self, name: str, loader: Loader, first: Callable[[], None], then: Callable[[], None]
@@ -166,7 +165,7 @@ class _Loader:
 
     @property
     def exec_module(self) -> Callable[[ModuleType], None]:
-        """Who looks this up is about to call it."""
+        """The original loader's function. A lookup means that it is about to be called."""
         module = sys.modules.get(self._name)
         if module is None or not isinstance(module.__spec__, _Spec) or not module.__spec__._initializing:
             return self._execute
@@ -174,7 +173,7 @@ class _Loader:
         return self._loader.exec_module
 
     def _execute(self, module: ModuleType) -> None:
-        """For those who import without ``import``: `importlib.util.LazyLoader`, for instance."""
+        """Execute the module for code that imports without ``import``, like `importlib.util.LazyLoader`."""
         self._restore_loader(module)
         if isinstance(module.__spec__, _Spec):
             module.__spec__.__class__ = importlib.machinery.ModuleSpec  # type: ignore[assignment]
@@ -189,25 +188,25 @@ class _Loader:
 
 
 class EarlyThreads:
-    """Threads that start before torch is imported: once there is a gate, each enters it by itself.
+    """Threads that start before torch is imported. Each enters the gate by itself, once there is one.
 
-    What makes a thread's torch operations pass the gate has to be set from within that thread. So this is
-    their profile function until then: Python calls it whenever such a thread calls something or returns.
+    The gate's hook into a thread's torch operations must be set from within that thread. Until then, this
+    object is their profile function: Python calls it whenever such a thread calls a function or returns.
     """
 
     def __init__(self) -> None:
-        #: Those that have not entered yet.
+        #: Threads that have not entered yet.
         self.idents: set[int] = set()
         self._enter: Callable[[], None] | None = None
 
     def watch(self) -> None:
-        """Notice every ``threading.Thread`` that starts from now on."""
+        """Record every ``threading.Thread`` that starts from now on."""
         import threading
 
         threading.setprofile(self)
 
     def admit(self, enter: Callable[[], None]) -> None:
-        """Let each call ``enter`` before it does anything else; later threads are not ours."""
+        """Make each recorded thread call ``enter`` before anything else. Later threads are not recorded."""
         import threading
 
         self._enter = enter
@@ -224,14 +223,14 @@ class EarlyThreads:
         self.idents.discard(ident)
 
 
-#: Which compiled modules fit those of gpuslice's own environment, and NAME=PATH of what it needs of that.
+#: Variable with the ABI of gpuslice's environment, and NAME=PATH of the packages that it needs from there.
 PACKAGES = "GPUSLICE_PACKAGES"
 #: The oldest torch that gpuslice works with.
 OLDEST_TORCH = (2, 6)
 
 
 class PackagePaths:
-    """A finder of last resort: gpuslice and what it needs, in the environment in which it is installed."""
+    """A finder of last resort for gpuslice and its dependencies, in the environment that has them."""
 
     def __init__(self, text: str) -> None:
         suffix, *places = text.split(os.pathsep)
@@ -282,13 +281,13 @@ def check_torch(version: str) -> None:
 
 
 class MainThreadCalls:
-    """The handler of the signal by which another thread has the main one do something for it.
+    """The handler of a signal by which another thread makes the main thread run a function.
 
-    Only the main thread can put it in place, and torch may be imported in another one.
+    Only the main thread can install the handler, and torch may be imported in another one.
     """
 
     def __init__(self) -> None:
-        #: What to do then, once gpuslice is there; gets the frame in which the main thread is.
+        #: The function to call, once gpuslice is imported; it gets the main thread's frame.
         self.gpuslice_answer: Callable[[FrameType | None], None] | None = None
 
     def watch(self) -> None:
@@ -310,7 +309,7 @@ def load_shim() -> None:
         from gpuslice.errors import GpusliceError
         from gpuslice.kernels.vmm import shim
     except ImportError:
-        return  # it is said once torch is imported
+        return  # reported once torch is imported
     try:
         shim.preload()
     except GpusliceError as error:
@@ -319,18 +318,18 @@ def load_shim() -> None:
 
 
 def install_hooks(early: EarlyThreads | None = None) -> None:
-    """Install the hooks; if that fails, say so, and go on without unless the user asked for suspends."""
+    """Install the hooks. If that fails, report it and go on, unless the user asked for suspends."""
     os.environ[ARMED] = f"{os.environ.get('RANK', '')} {os.getpid()}"
     _install_or_warn(lambda: importlib.import_module("gpuslice.hooks.installation").install(early))
 
 
 def change_trainer(name: str) -> None:
-    """Have Ray's trainer in that module call the training function in this process, which is a rank."""
+    """Make Ray's trainer in that module call the training function in this process, which is a rank."""
     _install_or_warn(lambda: importlib.import_module("gpuslice.hooks.ray_trainer").install(name))
 
 
 def prepare_candidate() -> None:
-    """Have this process notice that it becomes a rank."""
+    """Prepare this process to notice that it becomes a rank."""
     _install_or_warn(lambda: importlib.import_module("gpuslice.hooks.candidates").prepare())
 
 
@@ -346,7 +345,7 @@ def _install_or_warn(install: Callable[[], None]) -> None:
 
 
 def _refuse(why: str) -> None:
-    """Say that there are no hooks, and end the script if the user asked for suspends."""
+    """Report that there are no hooks, and end the script if the user asked for suspends."""
     _say(f"gpuslice: no hooks in this process: {why}\n")
     wanted = ("GPUSLICE_SUSPEND_EVERY", "GPUSLICE_SUSPEND_AT", "GPUSLICE_SOCKET")
     if any(os.environ.get(name, "") not in ("", "0") for name in wanted):
