@@ -84,7 +84,10 @@ def page(name: str, profile: Profile, recording: Recording) -> str:
     kinds = classify(recording)
     intervals_s = np.array(recording.interval_s)
     steps_s = intervals_s[kinds == Kind.STEP]
-    lead = [f"Rank {profile.rank}, {len(intervals_s)} intervals between boundaries, clock: {profile.clock}."]
+    lead = [
+        f"Profile of {name}: rank {profile.rank}, {len(intervals_s)} intervals between boundaries, "
+        f"clock: {profile.clock}."
+    ]
     charts = []
     if steps_s.size:
         charts = [_over_time(intervals_s, kinds), _distribution(steps_s)]
@@ -94,7 +97,17 @@ def page(name: str, profile: Profile, recording: Recording) -> str:
         for index in np.flatnonzero((kinds != Kind.STEP) & (kinds != Kind.WARMUP))
     ]
     more = [Table("What was no step", ("interval", "kind", "time"), others)] if others else []
-    return document(f"Profile of {name}", lead, [*charts, *(render_table(one) for one in (table, *more))])
+    return document(headline(name, profile), lead, [*charts, *map(render_table, (table, *more))])
+
+
+def headline(name: str, profile: Profile) -> str:
+    """Return how long a step takes and how much of it waits for data, in one sentence."""
+    if profile.step_seconds is None:
+        return f"{name} made too few steps for a profile"
+    step = f"A step of {name} takes {short_time(profile.step_seconds.median)}"
+    if profile.data_share is None:
+        return step
+    return f"{step}; {profile.data_share * _PER_CENT:.1f} % of it waits for data"
 
 
 def _over_time(intervals_s: Any, kinds: Any) -> str:

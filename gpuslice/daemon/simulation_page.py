@@ -86,7 +86,10 @@ def page(outcomes: Sequence[Outcome]) -> str:
     start_s = float(submitted_s.min())
     end_s = max([span.end_s for outcome in outcomes for span in outcome.spans], default=start_s) - start_s
     names = [outcome.policy for outcome in outcomes]
-    lead = [f"{len(first.trace):,} jobs, {first.devices:,} devices ({first.cluster}), {duration(end_s)}."]
+    lead = [
+        f"{', '.join(names)} on {first.trace.name}: {len(first.trace):,} jobs, {first.devices:,} devices "
+        f"({first.cluster}), {duration(end_s)}."
+    ]
     if not all(outcome.complete for outcome in outcomes):
         lead.append("The run was interrupted; these are the results so far.")
     parts = [
@@ -100,7 +103,22 @@ def page(outcomes: Sequence[Outcome]) -> str:
         "<h2>Who ran where</h2>",
         *_gantts(outcomes, start_s, end_s),
     ]
-    return document(f"{', '.join(names)} on {first.trace.name}", lead, parts, _SCRIPT)
+    return document(headline(outcomes), lead, parts, _SCRIPT)
+
+
+def headline(outcomes: Sequence[Outcome]) -> str:
+    """Return which policy has the shortest mean completion time, in one sentence."""
+    means_s = {one.policy: spread["mean"] for one in outcomes if (spread := summary(one)["jct_s"])}
+    if not means_s:
+        return f"No job has ended under {', '.join(one.policy for one in outcomes)}"
+    best, worst = (chosen(means_s, key=means_s.__getitem__) for chosen in (min, max))
+    so_far = "" if all(one.complete for one in outcomes) else " so far"
+    if len(outcomes) == 1:
+        return f"{best} completes a job in {duration(means_s[best])} on average{so_far}"
+    return (
+        f"{best} completes jobs soonest of {len(outcomes)} policies{so_far}: {duration(means_s[best])} on "
+        f"average; {worst} latest: {duration(means_s[worst])}"
+    )
 
 
 def _table(outcomes: Sequence[Outcome]) -> Table:

@@ -145,13 +145,8 @@ def write(found: Result, recorder: Recorder) -> None:
     timeline = recorder.timeline()
     timeline.write_chrome(Path(found.trace))
     Path(found.picture).write_text(page.picture(timeline, _PAINTS), encoding="utf-8")
-    document = page.page(
-        f"Three trainings on one {found.device}",
-        _lead(found),
-        timeline,
-        _PAINTS,
-        [_jobs(found), _switches(found)],
-    )
+    tables = [_jobs(found), _switches(found)]
+    document = page.page(headline(found), _lead(found)[1:], timeline, _PAINTS, tables)
     Path(found.page).write_text(document, encoding="utf-8")
 
 
@@ -177,6 +172,15 @@ def show(found: Result, console: Console) -> None:
     console.print(
         f"trace: {found.trace} (open it at https://ui.perfetto.dev)", highlight=False, soft_wrap=True
     )
+
+
+def headline(found: Result) -> str:
+    """Return what the demonstration shows, in one sentence."""
+    jobs, different = len(found.jobs), sum(not job.equal for job in found.jobs)
+    shared = f"{jobs} jobs shared {found.device} at {1 - found.totals.share_lost:.2f} of its speed"
+    if different:
+        return f"{shared}; {different} of {jobs} results {'differs' if different == 1 else 'differ'}"
+    return f"{shared}; every result is bit-identical"
 
 
 def _lead(found: Result) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 
@@ -12,19 +13,27 @@ from gpuslice.profiler.html import COLOURS, Table, colour_key, document, render_
 
 from .result import Interval, Result, SetResult
 from .stress import LEVELS
+from .verdict import VerdictName
 
 _MIB = 1 << 20
 _COLUMNS = 800
 #: Room for a name before the cells of the heat map, and a cell's size, in pixels.
 _MARGIN, _WIDTH, _HEIGHT = 240, 96, 40
 _SHOWN = 30
+#: What the headline says of each verdict.
+_VERDICTS: dict[VerdictName, str] = {
+    "pack": "to share the device",
+    "slice": "to take turns",
+    "separate": "in which a job needs a device without the others",
+    "undecided": "undecided",
+}
 
 
 def page(result: Result) -> str:
     """Return ``result`` as an HTML page. The JSON has more figures, and all their digits."""
     state = "" if result.complete else " Interrupted: not all was measured."
     lead = [
-        f"On {result.device}, {result.repeats} rounds of {result.seconds:g} s. "
+        f"Co-location on {result.device}, {result.repeats} rounds of {result.seconds:g} s. "
         f"Intervals: {100 * result.confidence:g} %.{state}",
         "Normalized throughput: steps per second together by steps per second alone, in the same trial. "
         f"Sliced: in turns of {result.turn_seconds:g} s; switches count. "
@@ -37,7 +46,17 @@ def page(result: Result) -> str:
         *_distributions(result),
         *([_timeline(result)] if result.trials else []),
     ]
-    return document("Co-location", lead, parts)
+    return document(headline(result), lead, parts)
+
+
+def headline(result: Result) -> str:
+    """Return how many sets of jobs have which verdict, in one sentence."""
+    verdicts = Counter({one.members: one.verdict for one in result.sets}.values())
+    if not verdicts:
+        return f"No jobs were measured together on {result.device} yet"
+    several = verdicts.total() > 1
+    counts = ", ".join(f"{verdicts[name]} {text}" for name, text in _VERDICTS.items() if verdicts[name])
+    return f"{verdicts.total()} {'sets' if several else 'set'} of jobs on {result.device}: {counts}"
 
 
 def interval_text(interval: Interval) -> str:

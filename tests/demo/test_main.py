@@ -23,7 +23,7 @@ import pytest
 from gpuslice.cli import main
 from gpuslice.client.client import Client
 from gpuslice.demo import main as demo
-from gpuslice.demo.report import JobResult, Result, Totals
+from gpuslice.demo.report import JobResult, Result, Totals, headline
 from gpuslice.demo.training import SCRIPTS, TRAININGS
 from gpuslice.launch import command
 
@@ -244,6 +244,7 @@ def test_a_model_that_differs_is_exit_code_1(
     assert ended.value.code == 1
     captured = capsys.readouterr()
     assert "not as undisturbed: other" in captured.err
+    assert headline(found) == "2 jobs shared cpu:0 at 1.00 of its speed; 1 of 2 results differs"
     assert "NO" in captured.out
 
 

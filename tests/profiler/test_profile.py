@@ -64,7 +64,7 @@ def test_the_json_has_the_documented_keys() -> None:
 def test_the_page_shows_what_the_json_says() -> None:
     profile = make_profile(recording(), DEVICES)
     text = page("train.py --lr <1>", profile, recording())
-    assert "train.py --lr &lt;1&gt;" in text
+    assert "<h1>A step of train.py --lr &lt;1&gt; takes 10 ms; 10.0 % of it waits for data</h1>" in text
     for figure, value in summary(profile):
         assert f"<td>{figure}</td><td>{value}</td>" in text
     figures = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg viewBox=\"0 0 \d{3,}.*?</svg>", text)]
@@ -80,6 +80,7 @@ def test_a_script_without_steps_has_a_profile_too() -> None:
     empty = make_profile(recording(0))
     assert empty.step_seconds is None
     assert "<svg" not in page("x", empty, recording(0))
+    assert "<h1>x made too few steps for a profile</h1>" in page("x", empty, recording(0))
 
 
 def test_what_is_not_told_says_so() -> None:

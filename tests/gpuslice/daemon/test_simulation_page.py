@@ -36,13 +36,24 @@ def outcomes(jobs: int, cluster: str, **extras: Any) -> tuple[Outcome, ...]:
 
 def test_the_page_is_well_formed_and_shows_every_policy() -> None:
     reader = read(page(outcomes(60, "2x8")))
-    assert "fifo, srtf, rr on <made> & up" in reader.text
+    assert any("fifo, srtf, rr on <made> & up: 60 jobs" in text for text in reader.text)
     drawn = [attributes.get("data-of") for tag, attributes in reader.tags if tag == "polyline"]
     assert drawn == ["0", "1", "2"] * 3
     labels = [attributes.get("aria-label") for tag, attributes in reader.tags if tag == "svg"]
     assert [label for label in labels if label in ("fifo", "srtf", "rr")] == ["fifo", "srtf", "rr"]
     titles = [text for text in reader.text if re.match(r"job \d+: \d+ devices for", text)]
     assert len(titles) > 60
+
+
+def test_the_headline_names_the_best_and_the_worst_policy() -> None:
+    first, *_ = found = outcomes(60, "2x8")
+    assert re.fullmatch(
+        r"srtf completes jobs soonest of 3 policies: .+ on average; \w+ latest: .+",
+        simulation_page.headline(found),
+    )
+    assert re.fullmatch(r"fifo completes a job in .+ on average", simulation_page.headline([first]))
+    nothing = Outcome.empty(first.trace, "2x8", 16, "las")
+    assert simulation_page.headline([nothing]) == "No job has ended under las"
 
 
 def test_it_needs_no_network() -> None:

@@ -177,7 +177,8 @@ def test_an_interrupted_experiment_tells_what_is_known() -> None:
     assert "Interrupted" in page(found)
     nothing = experiment(last=0)
     assert (nothing.jobs, nothing.sets) == ((), ())
-    assert "<h1>" in page(nothing)
+    assert "<h1>No jobs were measured together on cpu:0 yet</h1>" in page(nothing)
+    assert "<h1>1 set of jobs on cpu:0: 1 undecided</h1>" in page(found)
 
 
 def test_sets_that_do_not_fit_are_sliced() -> None:
