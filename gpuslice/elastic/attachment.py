@@ -1,4 +1,4 @@
-"""``gpuslice.elastic.attach``: what may be attached, and the world that comes of it."""
+"""``gpuslice.elastic.attach``: check what is attached, and return the world."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def attach(
 
 
 def _check(named: Mapping[str, object]) -> ElasticSampler:
-    """Refuse what cannot be attached; the sampler."""
+    """Refuse objects that cannot be attached. Return the sampler."""
     for name, item in named.items():
         if name.startswith(OWN_PREFIX):
             raise UsageError(f"the name {name!r} is gpuslice's own", "choose another one")
@@ -115,5 +115,5 @@ def _check(named: Mapping[str, object]) -> ElasticSampler:
 
 
 def _is_shard(parameter: torch.nn.Parameter) -> bool:
-    """Whether it is a ``DTensor`` or one that other ranks have parts of in another way."""
+    """Return True if the parameter is a ``DTensor`` or is divided among ranks in another way."""
     return hasattr(type(parameter), "__tensor_flatten__") or hasattr(parameter, "device_mesh")

@@ -1,4 +1,4 @@
-"""A global batch as a rank sees it: its micro-batches, and the gradients of all of them together."""
+"""A rank's part of a global batch: its micro-batches, and the gradients of the whole batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Batch:
     """This rank's part of a global batch; made by `World.batches`.
 
     Iterate over it once for the micro-batches, as the loader collates them, and call `backward` for each.
-    When the loop is through, all ranks have the gradients of the mean loss of the global batch.
+    When the loop ends, all ranks have the gradients of the mean loss of the global batch.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Batch:
         self._parameters = parameters
         self._device = device
         self._total = torch.zeros((), dtype=torch.float64, device=device)
-        #: What the loss of the present micro-batch counts for; ``None`` once it has been counted.
+        #: Weight of the present micro-batch's loss; None once it has been used.
         self._weight: float | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -69,7 +69,7 @@ class Batch:
         self.loss = float(self._total)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """The backward pass for ``loss``, the mean over the present micro-batch.
+        """Run the backward pass for ``loss``, the mean over the present micro-batch.
 
         Raises
         ------
@@ -87,7 +87,7 @@ class Batch:
 
 
 class Feed:
-    """The rest of an epoch for one rank, while the number of ranks stays as it is.
+    """The rest of an epoch for one rank, while the number of ranks does not change.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class Feed:
 
 
 class _SinglePassBatchSampler:
-    """A batch sampler that is iterated over once."""
+    """A batch sampler for one iteration."""
 
     def __init__(self, indices: Iterator[list[int]]) -> None:
         self._indices = indices
@@ -127,7 +127,7 @@ class _SinglePassBatchSampler:
 
 
 def scale_rates(optimizers: Sequence[torch.optim.Optimizer], factor: Callable[[], float]) -> None:
-    """Have all further steps of ``optimizers`` made with ``factor()`` times their learning rates."""
+    """Make all later steps of ``optimizers`` use ``factor()`` times their learning rates."""
     kept: list[tuple[dict[str, Any], Any]] = []
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

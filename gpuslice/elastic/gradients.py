@@ -1,4 +1,4 @@
-"""Gradients that ranks have accumulated, added up over all of them."""
+"""Add up accumulated gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch.distributed as dist
 from gpuslice.checkpoint.named.shards import is_distributed, local_part
 from gpuslice.errors import UsageError
 
-#: Gradients are added up in buffers of about this size.
+#: Approximate size of the buffers in which gradients are added up.
 BUCKET_BYTES = 32 << 20
 
 
 def require_clear(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-    """Refuse gradients that are left of the batch before: they are sums over all ranks already.
+    """Refuse gradients that are left from the batch before: they are already sums over all ranks.
 
     Raises
     ------
@@ -31,9 +31,10 @@ def require_clear(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
 
 
 def add_up(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-    """Replace every gradient by its sum over all ranks; a collective. FSDP does that for what it has divided.
+    """Replace every gradient by its sum over all ranks; a collective.
 
-    A parameter that no rank has a gradient of keeps none, so that optimizers leave it out.
+    FSDP does that itself for parameters that it has divided. A parameter without a gradient on any rank keeps
+    none, so that optimizers skip it.
 
     Raises
     ------
@@ -51,7 +52,7 @@ def add_up(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
 
 
 def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
-    """Parameters of one device and dtype, in an order that all ranks have."""
+    """Yield groups of parameters of one device and dtype, in an order that all ranks share."""
     alike: dict[tuple[str, torch.dtype], list[torch.nn.Parameter]] = {}
     filled_bytes: Counter[tuple[str, torch.dtype]] = Counter()
     for parameter in parameters:
@@ -82,5 +83,5 @@ def _add_up(bucket: Sequence[torch.nn.Parameter]) -> None:
 
 
 def _any(gradient: torch.Tensor) -> bool:
-    """Whether this rank's part of it is anything but zero."""
+    """Return True if this rank's part of a gradient is not all zero."""
     return bool((local_part(gradient) if is_distributed(gradient) else gradient).any())

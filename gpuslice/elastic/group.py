@@ -1,4 +1,4 @@
-"""Process groups that follow each other: each has its own names in one store that outlives them."""
+"""Successive process groups: each has its own names in one store that outlives them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from gpuslice.errors import UsageError
 
-#: Of waiting for the other ranks, whose scripts may still be loading data.
+#: Longest wait for the other ranks, whose scripts may still be loading data.
 _PATIENCE = timedelta(minutes=30)
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def connect(rank: int, width: int, environ: Mapping[str, str]) -> Store:
-    """The store of all ranks that the launcher started: its own, or rank 0's.
+    """Return the store of all ranks that the launcher started: the launcher's own, or rank 0's.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def connect(rank: int, width: int, environ: Mapping[str, str]) -> Store:
 
 
 def form(store: Store, world: int, rank: int, width: int, backend: str) -> None:
-    """Leave the default process group, if there is one, and make that of ``world``; a collective."""
+    """Leave the default process group, if there is one, and form that of ``world``; a collective."""
     leave()
     dist.init_process_group(
         backend,
@@ -63,5 +63,5 @@ def leave() -> None:
 
 
 def width_of(environ: Mapping[str, str] = os.environ) -> int:
-    """How many ranks the launcher started."""
+    """Return how many ranks the launcher started."""
     return int(environ.get("WORLD_SIZE", "1"))

@@ -1,8 +1,9 @@
-"""Which samples a rank trains on: the same global batches whatever the number of ranks.
+"""Which samples a rank trains on: the same global batches for any number of ranks.
 
-An epoch is one permutation. A position in it, which all ranks share, says what has been trained on. A global
-batch is cut into micro-batches in the same way for every width; the width only decides which rank computes
-which of them. So no sample is left out or seen twice when ranks come and go between two global batches.
+An epoch is one permutation. A position in it, which all ranks share, says which samples were trained on. A
+global batch is cut into micro-batches in the same way for every number of ranks. The number only decides
+which rank computes which micro-batches. So no sample is skipped or repeated when ranks come and go between
+two global batches.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import torch
 
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
-#: What is done about more ranks: see `ElasticSampler`.
+#: How more ranks are used: see `ElasticSampler`.
 Scaling = Literal["accumulation", "learning_rate"]
 _SCALINGS = ("accumulation", "learning_rate")
 
 
 class MicroBatch(NamedTuple):
-    """Samples that go through the model together.
+    """Samples that pass through the model together.
 
     Attributes
     ----------
@@ -36,7 +37,7 @@ class MicroBatch(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What one rank does of a global batch.
+    """One rank's part of a global batch.
 
     Attributes
     ----------
@@ -54,7 +55,7 @@ class Share(NamedTuple):
 
 
 class ElasticSampler:
-    """Deals the samples of a dataset out to however many ranks there are.
+    """Distributes the samples of a dataset over any number of ranks.
 
     Parameters
     ----------
@@ -107,7 +108,7 @@ class ElasticSampler:
         if scaling not in _SCALINGS:
             raise UsageError(f"there is no scaling {scaling!r}", f"choose of {', '.join(_SCALINGS)}")
         self.epoch = self.position = 0
-        #: Samples of former epochs that were trained on; without those that were dropped.
+        #: Samples trained on in former epochs, without dropped ones.
         self._earlier = 0
         self._length = len(dataset)
         self._batch_size, self._micro_batch_size = batch_size, micro_batch_size
@@ -117,17 +118,17 @@ class ElasticSampler:
 
     @property
     def samples(self) -> int:
-        """How many were dealt out and trained on since the first epoch."""
+        """Number of samples trained on since the first epoch."""
         return self._earlier + self.position
 
     def more(self, width: int) -> bool:
-        """Whether the epoch has another global batch for ``width`` ranks."""
+        """Return True if the epoch has another global batch for ``width`` ranks."""
         return self._samples(self.position, width) > 0
 
     def rest(self, rank: int, width: int, *, even: bool = False) -> Iterator[Share]:
-        """The shares of ``rank`` from here to the end of the epoch, while there are ``width`` ranks.
+        """Yield the shares of ``rank`` from here to the end of the epoch, while there are ``width`` ranks.
 
-        ``even``: each with as many micro-batches, of which some are repeated.
+        With ``even``, each share has as many micro-batches, of which some are repeated.
         """
         position = self.position
         while samples := self._samples(position, width):
@@ -138,7 +139,7 @@ class ElasticSampler:
             position += samples
 
     def _samples(self, position: int, width: int) -> int:
-        """Of the global batch that begins at ``position``; 0: there is none."""
+        """Return the samples of the global batch that begins at ``position``; 0 if there is none."""
         full = self._batch_size * (width if self.scaling == "learning_rate" else 1)
         left = self._length - position
         return min(full, left) if not self._drop_last or left >= full else 0
@@ -156,7 +157,7 @@ class ElasticSampler:
         )
 
     def advance(self, share: Share) -> None:
-        """The optimizer has made its step for a global batch."""
+        """Move on by a global batch, after the optimizer's step."""
         self.position += share.samples
 
     def next_epoch(self) -> None:
@@ -165,7 +166,7 @@ class ElasticSampler:
         self.epoch, self.position = self.epoch + 1, 0
 
     def _indices(self) -> torch.Tensor:
-        """The order of the present epoch."""
+        """Return the order of samples in the present epoch."""
         if self._order is None or self._order[0] != self.epoch:
             generator = torch.Generator().manual_seed(self._seed_at(-1))
             order = torch.randperm(self._length, generator=generator)
@@ -173,7 +174,7 @@ class ElasticSampler:
         return self._order[1]
 
     def _seed_at(self, position: int) -> int:
-        """A seed for what begins at ``position`` of the epoch, like no other."""
+        """Return a unique seed for ``position`` of the present epoch."""
         words = f"{self._seed} {self.epoch} {position}".encode()
         return int.from_bytes(blake2b(words, digest_size=7).digest(), "little")
 
@@ -189,12 +190,12 @@ class ElasticSampler:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch and position, and by what they were counted."""
+        """Return epoch and position, and the settings that give them their meaning."""
         progress = {"epoch": self.epoch, "position": self.position, "earlier": self._earlier}
         return {**progress, **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken.
+        """Continue where ``state`` was taken.
 
         Raises
         ------

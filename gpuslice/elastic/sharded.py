@@ -1,8 +1,8 @@
-"""The state of parameters that are divided among ranks (FSDP2), whole and divided anew for other ranks.
+"""The state of parameters that are divided among ranks (FSDP2): gathered, and divided for other ranks.
 
-A script's function makes modules and what belongs to them for the process group that there is. Its state is
-gathered on rank 0 as plain tensors, by the names of torch.distributed.checkpoint; given to all ranks of the
-next group, each takes its parts of it.
+A script's function makes modules and their optimizers for the present process group. Their state is gathered
+on rank 0 as plain tensors, by the names of torch.distributed.checkpoint. It is given to all ranks of the next
+group, and each takes its parts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from gpuslice.errors import UsageError
 
-#: Makes modules, optimizers and schedulers by name, for the present process group.
+#: A function that makes modules, optimizers and schedulers by name, for the present process group.
 Build = Callable[[], Mapping[str, Any]]
 _GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _WHOLE = StateDictOptions(full_state_dict=True)
@@ -37,7 +37,7 @@ class _Stateful(Protocol):
 
 
 class Sharded:
-    """What a script's function has made for one process group.
+    """The objects that a script's function has made for one process group.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Sharded:
             _check(name, module, width)
 
     def gather(self) -> dict[str, Any]:
-        """The whole state, on rank 0 in host memory, elsewhere nothing; a collective.
+        """Return the whole state, on rank 0 in host memory, elsewhere nothing; a collective.
 
         Raises
         ------
@@ -89,7 +89,7 @@ class Sharded:
         return {"modules": models, "optimizers": optimizers, "others": others}
 
     def load(self, whole: Mapping[str, Any]) -> None:
-        """Take this rank's parts of ``whole``, which all ranks have; a collective."""
+        """Load this rank's parts of ``whole``, which all ranks have; a collective."""
         for name, module in self.modules.items():
             set_model_state_dict(module, whole["modules"][name], options=_WHOLE)
         together = torch.nn.ModuleDict(self.modules)
@@ -106,7 +106,7 @@ class Sharded:
 
 
 def _check(name: str, module: torch.nn.Module, width: int) -> None:
-    """Refuse what is divided otherwise; have gradients added up, not averaged: micro-batches have weights."""
+    """Refuse modules divided in other ways. Make FSDP add up gradients, as micro-batches have weights."""
     for path, parameter in module.named_parameters():
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         if mesh is not None and (mesh.ndim != 1 or mesh.size() != width):
@@ -120,7 +120,7 @@ def _check(name: str, module: torch.nn.Module, width: int) -> None:
 
 
 def _add_up(module: FSDPModule) -> None:
-    """Have FSDP add gradients up."""
+    """Make FSDP add up gradients."""
     if not hasattr(module, "set_force_sum_reduction_for_comms"):
         raise UsageError("this torch cannot add gradients of fully_shard up", "install torch 2.9 or newer")
     module.set_gradient_divide_factor(1.0)
@@ -128,7 +128,7 @@ def _add_up(module: FSDPModule) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """With plain dictionaries, in the same order."""
+    """Return the value with plain dictionaries, in the same order."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Rank 0's state, given to all ranks of a new process group: bit for bit, and nothing is unpickled."""
+"""Give rank 0's state to all ranks of a new process group: bit for bit, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gpuslice.checkpoint.named.transfer import file_bytes, memory_file, write_st
 from gpuslice.training.state import State, saved_names
 
 _RNG, _POSITION, _SHARDED = f"{OWN_PREFIX}rng", f"{OWN_PREFIX}position", f"{OWN_PREFIX}sharded"
-#: What errors call the state of rank 0.
+#: Name of rank 0's state in errors.
 _NAME = Path("the state of rank 0")
-#: How much of it is sent at once.
+#: Bytes of it that are sent at once.
 _PART_BYTES = 64 << 20
 
 
 class Loaded(NamedTuple):
-    """What of a state is not loaded into named objects.
+    """The parts of a state that are not loaded into named objects.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Loaded(NamedTuple):
 
 
 def own_state(position: Mapping[str, int], whole: Mapping[str, Any]) -> dict[str, object]:
-    """What belongs to a job's state besides what the script has named."""
+    """Return the parts of a job's state that the script has not named."""
     return {_RNG: process_rng.capture(), _POSITION: dict(position), _SHARDED: dict(whole)}
 
 
@@ -52,12 +52,12 @@ def load(
     *,
     verify: bool = True,
 ) -> Loaded:
-    """Load a state into the named objects and the script's values; nothing has changed if it does not fit.
+    """Load a state into the named objects and the script's values. Nothing changes if it does not fit.
 
     Parameters
     ----------
     attributes
-        What hangs on the named objects.
+        Attributes of the named objects.
 
     Raises
     ------
@@ -85,20 +85,20 @@ def share(
     *,
     grown: bool,
 ) -> Loaded:
-    """Have all ranks hold what rank 0 holds; a collective.
+    """Make all ranks hold what rank 0 holds; a collective.
 
     Parameters
     ----------
     attributes
-        What hangs on the named objects. Of rank 0 it counts.
+        Attributes of the named objects. Those of rank 0 count.
     grown
         True if ranks may have come that lack what rank 0 has. Then what cannot be sent is an error.
     values
         The script's own.
     own
-        What of it is in no named object; of rank 0 it counts, and is returned on all.
+        Parts in no named object. Those of rank 0 count, and are returned on all ranks.
     device
-        Where the process group can send from.
+        A device from which the process group can send.
 
     Raises
     ------

@@ -31,9 +31,9 @@ from .sampler import ElasticSampler
 if TYPE_CHECKING:
     from .sharded import Build, Sharded
 
-#: How often a rank that is not needed looks whether it was interrupted.
+#: Interval at which a rank that is not needed checks for an interrupt.
 _LOOK_AGAIN = timedelta(seconds=1)
-#: How long the ranks that are not needed may take to hear of the end.
+#: Longest wait until the ranks that are not needed have heard of the end.
 _LAST_WORDS = timedelta(seconds=10)
 
 
@@ -75,9 +75,9 @@ class World:
         self._sampler = sampler
         self._build = build
         self._sharded: Sharded | None = None
-        #: The whole state of what is sharded, on rank 0, where it was gathered or loaded last.
+        #: The whole state of sharded objects, on rank 0, as of the last gather or load.
         self._whole: dict[str, Any] = {}
-        #: Whether it was gathered at the present boundary.
+        #: True if it was gathered at the present boundary.
         self._gathered = build is None
         tensors = _tensors_of(named)
         self._parameters = _parameters_in(tensors)
@@ -89,13 +89,13 @@ class World:
         self._launched = group.width_of()
         self._store: Store | None = None
         self._requested_width = 0
-        #: Whether the present boundary was counted before this process came to it.
+        #: True if the present boundary was counted before this process reached it.
         self._counted = False
         self._between_batches = False
 
     @property
     def epoch(self) -> int:
-        """The epoch that is going on, from 0: also of a rank that was away when it began."""
+        """Present epoch, from 0, also for a rank that was away when it began."""
         return self._sampler.epoch
 
     @property
@@ -104,16 +104,16 @@ class World:
 
     @property
     def interruptible(self) -> bool:
-        """Whether the state of all ranks is at hand here, for whichever ranks go on."""
+        """True if this rank has the state of all ranks, so that any ranks can continue."""
         return self._gathered
 
     @property
     def samples(self) -> int:
-        """How many the job has trained on, on all ranks and in all epochs."""
+        """Number of samples that the job has trained on, on all ranks and in all epochs."""
         return self._sampler.samples
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs from the present one to the last of ``count``."""
+        """Yield the epochs from the present one to the last of ``count``."""
         while self._sampler.epoch < count:
             self._check_attached()
             yield self._sampler.epoch
@@ -122,7 +122,7 @@ class World:
         trainings.finish(self._process)
 
     def batches(self, dataset: Dataset[Any], **options: Any) -> Iterator[Batch]:
-        """This rank's part of each global batch that the epoch still has.
+        """Yield this rank's part of each remaining global batch of the epoch.
 
         Before each of them the job may be suspended, and ranks may come or go.
 
@@ -159,7 +159,7 @@ class World:
             sampler.advance(share)
 
     def resize(self, width: int) -> None:
-        """Have ``width`` ranks from the next batch on. All present ranks call this, between the same batches.
+        """Train on ``width`` ranks from the next batch on. All present ranks call this at the same batch.
 
         For a script without a scheduler. Ranks that are not needed wait until they are.
 
@@ -178,7 +178,7 @@ class World:
         self._requested_width = width
 
     def named_state(self) -> dict[str, object]:
-        """All that another process needs to go on from here."""
+        """Return all that another process needs to continue from here."""
         return {
             **self._named,
             **self.state.named(),
@@ -198,7 +198,7 @@ class World:
             )
 
     def restartable(self, *, explicit: bool) -> bool:
-        """Return True if another process could go on from here; rank 0's state is everybody's."""
+        """Return True if another process could continue from here. Rank 0's state is that of all ranks."""
         if not (self.rank == 0 and self._between_batches and self._gathered):
             self._attributes.overlook()
             return False
@@ -206,16 +206,16 @@ class World:
 
     @property
     def obstacle(self) -> str:
-        """Why no other process could have gone on from the newest boundary that was looked at."""
+        """Why no other process could have continued from the last checked boundary."""
         return self._attributes.obstacle
 
     @property
     def restartable_later(self) -> bool:
-        """Whether another process could go on from a later boundary."""
+        """True if another process could continue from a later boundary."""
         return self.rank == 0
 
     def enter(self, ranks: int) -> None:
-        """Begin with so many ranks, or as the scheduler says; a rank that is not needed waits."""
+        """Begin with ``width`` ranks, or as the scheduler says. A rank that is not needed waits."""
         if self.rank == 0 and self._process.settings.job:
             self._load_newest_snapshot()
         at_end(self._end, os.getpid())
@@ -292,7 +292,7 @@ class World:
                 return
 
     def _form(self, number: int, width: int) -> None:
-        """Be one of ``width`` ranks, with rank 0's state; a collective."""
+        """Join a group of ``width`` ranks, with rank 0's state; a collective."""
         group.form(self._connected(), number, self.rank, width, self._backend)
         grown = width > self.width and self._process.boundary > 0
         self.number, self.width = number, width
@@ -311,7 +311,7 @@ class World:
         self._restore_position(own.position)
 
     def _rebuild(self, build: Build) -> None:
-        """Make what is sharded for the present group; a first one begins as each rank has made its part."""
+        """Make sharded objects for the present group. The first group keeps the parts that each rank made."""
         from .sharded import Sharded  # late: it takes a second to import
 
         self._sharded = Sharded(build(), self.width)
@@ -353,7 +353,7 @@ class World:
         self._process.boundary, self._process.boundaries.steps = position["boundary"], position["steps"]
 
     def _end(self, pid: int) -> None:
-        """Let the ranks that wait know that there is nothing left to do."""
+        """Tell the ranks that wait that the training is over."""
         if os.getpid() != pid or self._store is None:
             return
         waiting = [] if self._membership else range(self.width, self._launched)
@@ -365,7 +365,7 @@ class World:
 
 
 def _tensors_of(named: Mapping[str, object]) -> list[tuple[str, torch.Tensor]]:
-    """Of all modules, with their names."""
+    """Return the tensors of all modules, with their names."""
     return [
         (f"{name}.{path}", tensor)
         for name, module in named.items()
@@ -375,18 +375,18 @@ def _tensors_of(named: Mapping[str, object]) -> list[tuple[str, torch.Tensor]]:
 
 
 def _parameters_in(tensors: Sequence[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.nn.Parameter]]:
-    """Each once, under one of its names."""
+    """Return each parameter once, under one of its names."""
     shared = {id(one): (path, one) for path, one in tensors if isinstance(one, torch.nn.Parameter)}
     return list(shared.values())
 
 
 def _key(number: int) -> str:
-    """Where the width of what follows composition ``number`` is written."""
+    """Return the store's key for the width of what follows composition ``number``."""
     return f"next/{number}"
 
 
 def _key_appears(store: Store, key: str, patience: timedelta) -> bool:
-    """Wait for ``key``; whether it is there."""
+    """Wait for ``key``. Return True if it is there."""
     try:
         store.wait([key], patience)
     except dist.DistStoreError:

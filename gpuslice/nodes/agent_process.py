@@ -1,6 +1,6 @@
 """The process of a node's agent: ``python -m gpuslice.nodes.agent_process DIRECTORY``.
 
-It becomes nobody's child, reads its configuration in ``DIRECTORY``, and serves until it is told to leave.
+It detaches from its parent, reads its configuration in ``DIRECTORY``, and serves until it is told to leave.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuslice.errors import GpusliceError
 from .plan import Config
 
 CONFIG, LOG = "agent.json", "agent.log"
-#: Settings that a node has of its own, over those of whoever submitted a job elsewhere.
+#: Settings of the node that override those of a job submitted elsewhere.
 _OWN = ("ramdisk_limit", "spill_dir", "spill_limit")
 
 
@@ -52,9 +52,9 @@ def main(directory: Path) -> None:
 
 
 def _environ(known: Config) -> dict[str, str]:
-    """What every job of this node gets."""
+    """Return the variables that every job of this node gets."""
     settings = config.load()
-    # The RAM disk in any case: that of whoever submitted a job is on another node.
+    # Always the RAM disk: the one in the job's settings is on another node.
     own = {config.variable("ramdisk_dir"): settings.ramdisk_dir}
     own |= {config.variable(name): value for name in _OWN if (value := getattr(settings, name))}
     if known.gpus:
@@ -67,7 +67,7 @@ def _environ(known: Config) -> dict[str, str]:
 
 
 def _discard(directory: Path) -> None:
-    """Leave nothing in the RAM disk that no job can go on from."""
+    """Remove from the RAM disk what no job can continue from."""
     from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 
     try:

@@ -35,15 +35,15 @@ from .shipping import ship
 NAMESPACE = "gpuslice"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 _DIGITS = 8
-#: Before it is said that a node cannot be reached; whoever asked asks again then.
+#: Wait before a node is reported as unreachable; the caller then tries again.
 _UNREACHABLE_S = 5.0
-#: How long Ray may take to start an actor; it waits for resources that others have for ever.
+#: Longest start of an actor: Ray itself waits for ever for resources that others hold.
 _READY_S = 60.0
 _LOOK_AGAIN_S = 0.05
 
 
 def find() -> list[Found]:
-    """The living nodes of the cluster, this one first."""
+    """Return the living nodes of the cluster, this one first."""
     ray = ray_module()
     here = ray.get_runtime_context().get_node_id()
     living = [row for row in ray.nodes() if row["Alive"]]
@@ -58,7 +58,7 @@ def find() -> list[Found]:
 
 
 def begin(wanted: Wanted) -> None:
-    """Have an actor on each node; one of an earlier scheduler is replaced.
+    """Start an actor on each node. An earlier scheduler's actor is replaced.
 
     Raises
     ------
@@ -106,18 +106,18 @@ def _begin(wanted: Wanted, node: Found) -> Any:
 
 
 def actor_name(wanted: Wanted, node: Found) -> str:
-    """What the actor of ``node`` is called; the scheduler of another directory has its own."""
+    """Return the name of the actor of ``node``. The scheduler of another directory has its own actors."""
     scheduler = blake2b(wanted.directory.encode(), digest_size=4).hexdigest()
     return f"gpuslice-agent-{node.name or node.ray_name}-{scheduler}"
 
 
 def _directory(wanted: Wanted, node: Found) -> str:
-    """That of what gpuslice keeps on ``node``."""
+    """Return the directory of what gpuslice keeps on ``node``."""
     return f"{wanted.directory}/nodes/{node.name}" if node.name else wanted.directory
 
 
 def end(wanted: Wanted) -> None:
-    """End the actors; what they keep is told to leave by the scheduler."""
+    """End the actors. The scheduler tells their agents to leave."""
     for node in wanted.nodes:
         _end(wanted, node)
 
@@ -139,9 +139,9 @@ def _end(wanted: Wanted, node: Found) -> None:
 
 
 def bring(wanted: Wanted, job: str) -> None:
-    """Bring the newest whole snapshot of ``job`` to the nodes of its ranks, from wherever each rank's is.
+    """Bring the newest whole snapshot of ``job`` to its ranks' nodes, from wherever each rank's lies.
 
-    A cluster that was started anew gets its actors again.
+    A cluster that was started again gets its actors again.
 
     Raises
     ------
@@ -169,9 +169,9 @@ def bring(wanted: Wanted, job: str) -> None:
 
 
 def _living(wanted: Wanted) -> dict[str, Found]:
-    """The scheduler's nodes that are in the cluster, by name, with the ids that they have now.
+    """Return the scheduler's nodes that are in the cluster, by name, with their present ids.
 
-    Started anew, a node has another id, but its name and address.
+    A restarted node has another id, but the same name and address.
     """
     known = {node.id for node in wanted.nodes}
     now = find()
@@ -196,7 +196,7 @@ def _begin_missing(wanted: Wanted, nodes: Iterable[Found]) -> None:
 
 
 def _with_flags(wanted: Wanted, node: Found) -> Node:
-    """A node as shipments know it: a scheduler's jobs are told apart by the socket at which they report."""
+    """Return a node with the flags that shipments need: the socket tells schedulers' jobs apart."""
     flags = {"socket": rank_endpoint(Path(_directory(wanted, node)))}
     if not node.name and wanted.ramdisk_dir:
         flags["ramdisk_dir"] = wanted.ramdisk_dir
@@ -204,7 +204,7 @@ def _with_flags(wanted: Wanted, node: Found) -> Node:
 
 
 def main(words: Sequence[str]) -> None:
-    """Do what ``words`` say."""
+    """Run the command in ``words``."""
     source = Path(words[2]).read_bytes() if len(words) > 2 else sys.stdin.buffer.read()
     wanted = msgspec.json.decode(source, type=Wanted)
     with connected(wanted.address or None):

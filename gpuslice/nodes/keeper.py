@@ -1,7 +1,7 @@
-"""The named actor of a node: keeps the scheduler's agent there alive, and Ray from giving its devices away.
+"""The named actor of a node: keeps the scheduler's agent alive there, and reserves its devices from Ray.
 
-The agent is a process of its own and no child of Ray's, because Ray ends the children of an actor with it: an
-actor that is restarted finds the agent, and an agent that has died is started again.
+The agent is a process of its own and no child of Ray's, because Ray ends the children of an actor with it. A
+restarted actor finds the agent, and an agent that has died is started again.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from gpuslice.sched_core.nodes.endpoint import LOCK
 from .agent_process import CONFIG, LOG
 
 _LOOK_AGAIN_S = 0.5
-#: Before an agent that could not be started is started again.
+#: Wait before another attempt to start the agent.
 _TRY_AGAIN_S = 5.0
-#: How long an agent may take to leave its jobs alone, so that another can take its place.
+#: Longest wait for an agent to leave, so that another can take its place.
 _LEAVE_S = 10.0
-#: How long one may take to be there.
+#: Longest start of an agent.
 _COME_S = 60.0
 
 
 class AgentKeeper:
-    """The actor.
+    """The actor that keeps a node's agent.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class AgentKeeper:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def ready(self) -> int:
-        """The agent's process; 0 if there is none."""
+        """Return the agent's process id; 0 if there is no agent."""
         return 0 if self._directory is None else _running(self._directory)
 
     def _watch(self) -> None:
@@ -68,7 +68,7 @@ class AgentKeeper:
             time.sleep(_LOOK_AGAIN_S)
 
     def _begin_agent(self) -> None:
-        """Start the agent, unless it is there."""
+        """Start the agent, unless it runs."""
         assert self._directory is not None
         if _running(self._directory):
             return
@@ -87,7 +87,7 @@ class AgentKeeper:
             time.sleep(_LOOK_AGAIN_S / 10)
 
     def _end_agent(self) -> None:
-        """Have an agent that was told something else leave its jobs to another."""
+        """Make an agent with another configuration leave its jobs to a new one."""
         assert self._directory is not None
         ends_s = time.monotonic() + _LEAVE_S
         if pid := _running(self._directory):
@@ -101,7 +101,7 @@ class AgentKeeper:
 
 
 def _running(directory: Path) -> int:
-    """The process of the agent in ``directory``; 0 if there is none."""
+    """Return the process id of the agent in ``directory``; 0 if there is none."""
     try:
         pid = int((directory / LOCK).read_text())
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

@@ -1,7 +1,7 @@
-"""What the two ends of a shipment say to each other: bytes, checked where they come in.
+"""Messages between the two ends of a shipment: bytes, checked on arrival.
 
-Ray pickles what it carries, except plain ``bytes``. So each message is encoded here, and what lies in a
-snapshot is only ever bytes.
+Ray pickles what it carries, except plain ``bytes``. So each message is encoded here, and a snapshot's content
+is only ever bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpuslice.checkpoint.format.safetensors_header import PREAMBLE_BYTES, Conten
 from gpuslice.errors import CorruptSnapshotError, RemoteProtocolError
 from gpuslice.types import ByteCount, Count, JobName, Label, RankNumber, explain
 
-#: What is sent at a time, unless a piece is larger.
+#: Bytes sent at a time, unless a piece is larger.
 PORTION_BYTES = 8 << 20
 
 _M = TypeVar("_M", bound=msgspec.Struct)
@@ -78,7 +78,7 @@ class Portion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Missing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the receiver lacks of a snapshot.
+    """The parts of a snapshot that the receiver lacks.
 
     Attributes
     ----------
@@ -93,12 +93,12 @@ class Missing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """The message as it is sent."""
+    """Return the message as bytes."""
     return msgspec.msgpack.encode(message)
 
 
 def decode(data: bytes, kind: type[_M]) -> _M:
-    """The message; ``RemoteProtocolError`` if it is none of that kind."""
+    """Return the message. Raise ``RemoteProtocolError`` if it is not of that kind."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -107,9 +107,9 @@ def decode(data: bytes, kind: type[_M]) -> _M:
 
 @dataclass(frozen=True)
 class Description:
-    """What an offer says, checked as a snapshot's file is when it is opened.
+    """The content of an offer, checked like a snapshot's file when it is opened.
 
-    ``pieces`` are the payload's, in their order, by checksum and length.
+    ``pieces`` are the payload's, in order, by checksum and length.
     """
 
     record: Record
@@ -120,17 +120,20 @@ class Description:
 
     @property
     def layout(self) -> Layout:
-        """The storages."""
+        """Storages of the snapshot."""
         return self.content.layout
 
     @property
     def keys(self) -> list[bytes]:
-        """The checksums of the pieces."""
+        """Checksums of the pieces."""
         return [key for key, _ in self.pieces]
 
     @classmethod
     def of(cls, offer: Offer) -> Description:
-        """Check an offer; ``CorruptSnapshotError`` or ``RefusedSnapshotError`` if it is no snapshot's."""
+        """Return the checked content of an offer.
+
+        ``CorruptSnapshotError`` or ``RefusedSnapshotError`` if it is no snapshot.
+        """
         payload, position = decode_preamble(offer.head[:PREAMBLE_BYTES])
         record = Record.decode(offer.tail[-RECORD_BYTES:])
         lengths = (len(offer.head), record.tail + len(offer.tail) - RECORD_BYTES)
@@ -151,7 +154,7 @@ class Description:
         return cls(record, content, tree, digests, [(key, stop - start) for key, start, stop in pieces])
 
     def same_snapshot(self, record: Record) -> bool:
-        """Whether a snapshot of that record in another store has the same bytes, as its checksums say."""
+        """Return True if a snapshot with that record, in another store, has the same checksums."""
         mine = self.record
         return (
             (mine.boundary, mine.payload, mine.tail, mine.metadata_len, mine.restartable)

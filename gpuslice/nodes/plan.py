@@ -1,4 +1,4 @@
-"""What the scheduler, the processes that ask Ray for something, and the agents tell each other, as JSON."""
+"""Messages, as JSON, between the scheduler, its processes that use Ray, and the agents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an agent is told.
+    """The configuration of an agent.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is wanted of Ray.
+    """A request of the scheduler to Ray.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
-"""Ray as far as gpuslice needs it: the nodes of a cluster, and processes pinned to them.
+"""The parts of Ray that gpuslice needs: the nodes of a cluster, and processes pinned to them.
 
-Nothing imports ray before somebody asks for it. What goes wrong in another process arrives here as the error
-that was raised there; a process or a node that has gone is a ``NodeLostError``.
+ray is imported only when a function here needs it. An error of gpuslice in another process is raised here
+again; a lost process or node is a ``NodeLostError``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError, NodeLostError, UsageError
 
-#: Fewer digits of a node's id do not name it.
+#: Least number of digits of a node's id that name it.
 _FEWEST_DIGITS = 6
 _CONNECT_S = 10.0
 
@@ -41,7 +41,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def ray_module() -> Any:
-    """Ray; ``EnvironmentUnusableError`` if it is not installed."""
+    """Return the module ray. Raise ``EnvironmentUnusableError`` if it is not installed."""
     try:
         import ray
         import ray.exceptions
@@ -55,7 +55,7 @@ def ray_module() -> Any:
 
 @contextmanager
 def connected(address: str | None = None) -> Iterator[None]:
-    """Inside the block this process belongs to a cluster; one that does already stays in its own.
+    """Run the block as part of a cluster. A process that belongs to one already stays in it.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def connected(address: str | None = None) -> Iterator[None]:
 
 
 def check_answers(address: str) -> None:
-    """Ask whether somebody listens there: Ray itself would wait for minutes; raises as `connected`."""
+    """Check that a process listens there: Ray itself would wait for minutes. Raises as `connected` does."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise UsageError(f"{address} is no address of a Ray cluster", "write it as HOST:PORT")
@@ -107,14 +107,14 @@ def _no_cluster(address: str, error: Exception) -> EnvironmentUnusableError:
 
 
 def nodes() -> list[Node]:
-    """The living nodes, by name."""
+    """Return the living nodes, sorted by name."""
     living = [row for row in ray_module().nodes() if row["Alive"]]
     found = [Node(row["NodeID"], row.get("NodeName") or row["NodeManagerAddress"]) for row in living]
     return sorted(found, key=lambda node: (node.name, node.id))
 
 
 def find(name: str, flags: Mapping[str, str] | None = None) -> Node:
-    """The living node of that name, or whose id begins so; ``UsageError`` if there is none, or several."""
+    """Return the living node with that name or id prefix. ``UsageError`` unless there is exactly one."""
     living = nodes()
     digits = re.fullmatch(rf"[0-9a-f]{{{_FEWEST_DIGITS},}}", name) is not None
     found = [node for node in living if node.name == name or (digits and node.id.startswith(name))]
@@ -126,23 +126,23 @@ def find(name: str, flags: Mapping[str, str] | None = None) -> Node:
 
 
 def _options(node: Node) -> dict[str, Any]:
-    """Of a process on just that node, which takes none of its resources."""
+    """Return Ray's options for a process on exactly that node that takes none of its resources."""
     affinity = ray_module().util.scheduling_strategies.NodeAffinitySchedulingStrategy
     return {"num_cpus": 0, "scheduling_strategy": affinity(node.id, soft=False)}
 
 
 def actor(kind: type, node: Node, *words: Any, **named: Any) -> Any:
-    """An object of ``kind`` in a process of its own on that node."""
+    """Return an object of ``kind`` in a process of its own on that node."""
     return ray_module().remote(kind).options(**_options(node)).remote(*words, **named)
 
 
 def call(function: Any, node: Node, *words: Any) -> Any:
-    """What ``function`` returns in a process on that node; raises what it raises."""
+    """Call ``function`` in a process on that node, and return or raise what it does."""
     return result(ray_module().remote(function).options(max_retries=0, **_options(node)).remote(*words))
 
 
 def result(reference: Any) -> Any:
-    """The value that a process elsewhere returns.
+    """Return the value of a process elsewhere.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def result(reference: Any) -> Any:
 
 
 def settle(references: Iterable[Any]) -> None:
-    """Wait for what is of no use any more; Ray would print the errors of which nobody takes notice."""
+    """Wait for results that are no longer needed. Ray would print errors that are never fetched."""
     for reference in references:
         with suppress(GpusliceError, ray_module().exceptions.RayError):
             result(reference)
@@ -181,5 +181,5 @@ def _lost(error: Exception) -> NodeLostError:
 
 
 def end(handle: Any) -> None:
-    """End an actor's process; harmless if it has ended."""
+    """End an actor's process. Does nothing if it has ended."""
     ray_module().kill(handle)

@@ -1,7 +1,7 @@
-"""The end that a snapshot goes to: writes what arrives into this node's RAM disk, and publishes it whole.
+"""The receiving end of a shipment: writes pieces into this node's RAM disk, and publishes the snapshot.
 
-Its state is the bytes themselves. A receiver that begins again finds in the slots what an earlier one got, by
-the checksums, and asks for the rest.
+Its only state is the bytes themselves. A new receiver finds what an earlier one got in the slots, by the
+checksums, and asks for the rest.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gpuslice.errors import CorruptSnapshotError, RamDiskFullError, RemoteProtoc
 from .messages import PORTION_BYTES, Description, Held, Missing, Offer, Portion, decode, encode
 from .sender import open_disk
 
-#: Which part of a job's bytes is equal on its ranks, if they are to share pieces here.
+#: Least part of a job's bytes that must be equal on its ranks for them to share pieces here.
 _WORTH_SHARING = 1 / 8
 
 
 @dataclass
 class _IncomingSnapshot:
-    """A rank's snapshot on its way.
+    """A rank's snapshot that is being received.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class _IncomingSnapshot:
 
 
 class Receiver:
-    """Takes one snapshot of a job; made in a process on the node that it goes to.
+    """Receives one snapshot of a job; made in a process on the node that it goes to.
 
     Parameters
     ----------
@@ -62,11 +62,11 @@ class Receiver:
         self._portion_bytes = portion_bytes
         self._held: Held | None = None
         self._arriving: dict[int, _IncomingSnapshot] = {}
-        #: Pieces that have not arrived, by checksum and length: whose they are, and their numbers there.
+        #: Missing pieces, by checksum and length: the writers that need them, and their numbers there.
         self._wanted: dict[tuple[bytes, int], list[tuple[SnapshotWriter, int, int]]] = {}
 
     def receive(self, *offers: bytes) -> bytes:
-        """Make room for the snapshot of every rank; what is missing of it, an encoded ``Missing``.
+        """Make room for the snapshot of every rank. Return what is missing, an encoded ``Missing``.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class Receiver:
             )
 
     def _portions(self) -> Iterator[Portion]:
-        """The wanted pieces, each of one rank only, in portions of the wanted size.
+        """Yield the wanted pieces in portions of the wanted size, each of one rank only.
 
         A larger piece is a portion by itself.
         """
@@ -128,7 +128,7 @@ class Receiver:
             yield Portion(last, tuple(portion))
 
     def put(self, header: bytes, data: bytes) -> int:
-        """Take a portion: the pieces that ``header``, an encoded ``Portion``, names; returns their bytes.
+        """Take a portion: the pieces named by ``header``, an encoded ``Portion``. Return their bytes.
 
         Raises
         ------
@@ -179,9 +179,9 @@ class Receiver:
 
     @contextmanager
     def _release_when_full(self) -> Iterator[None]:
-        """Where there is no room, what has arrived only stands in the way of others.
+        """Release the received parts if the block runs out of room: they would only block others.
 
-        A rank that has the whole snapshot keeps its older one, too: the others may have no newer one.
+        A rank that has the whole snapshot keeps its older one, too, as the others may have no newer one.
         """
         try:
             yield
@@ -193,14 +193,14 @@ class Receiver:
             raise
 
     def _close(self) -> None:
-        """Let go of the stores, in each of which only the newest snapshot stays."""
+        """Release the stores, in each of which only the newest snapshot stays."""
         for arriving in self._arriving.values():
             arriving.store.close(keep=True)
         self._arriving.clear()
         self._wanted.clear()
 
     def abandon(self) -> None:
-        """Let go of the stores and leave what has arrived for another attempt, as if the process had died."""
+        """Release the stores, and leave what was received for another attempt, as if the process had died."""
         for arriving in self._arriving.values():
             arriving.store.abandon()
         self._arriving.clear()
@@ -208,13 +208,13 @@ class Receiver:
 
 
 def _tenants(held: Held) -> dict[str, str]:
-    """Settings by which the snapshot is the tenant's here, too, and its limit applies."""
+    """Return settings by which the snapshot belongs to its tenant here, too, under the tenant's limit."""
     limit_bytes = held.tenant_limit_bytes
     return {"tenant": held.tenant, "tenant_ramdisk": "" if limit_bytes is None else str(limit_bytes)}
 
 
 def _described(offers: Iterable[bytes]) -> tuple[Held, dict[int, Description]]:
-    """What was offered of each rank, checked."""
+    """Return what was offered of each rank, checked."""
     offered = [decode(offer, Offer) for offer in offers]
     described = {one.rank: Description.of(one) for one in offered}
     held = {one.held for one in offered}
@@ -224,14 +224,14 @@ def _described(offers: Iterable[bytes]) -> tuple[Held, dict[int, Description]]:
 
 
 def _are_alike(descriptions: Iterable[Description]) -> bool:
-    """Whether so much is equal on several ranks that it is worth a file for each piece to keep it once."""
+    """Return True if enough is equal on several ranks that pieces should be kept once, each in a file."""
     pieces = [piece for description in descriptions for piece in set(description.pieces)]
     total, distinct = (sum(size for _, size in some) for some in (pieces, set(pieces)))
     return total - distinct >= total * _WORTH_SHARING
 
 
 def _is_newest(description: Description, present: Sequence[SnapshotFile]) -> bool:
-    """Whether the newest of these is the very snapshot, and every byte of it is right."""
+    """Return True if the newest of these snapshots is this one, and all of its bytes are right."""
     newest = max(present, key=lambda snapshot: snapshot.generation, default=None)
     if newest is None or not description.same_snapshot(newest.record):
         return False

@@ -1,4 +1,4 @@
-"""Every n-th snapshot of a job on one other node, too: a node that dies with its memory loses no job."""
+"""Replicas: every n-th snapshot of a job is also on another node, so that a lost node loses no job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .shipping import Shipment, ship
 
 
 def held_on(job: str, node: Node, ranks: int | None = None) -> Held | None:
-    """The newest whole snapshot of a job on a node; ``None`` if it has none."""
+    """Return the newest whole snapshot of a job on a node; None if it has none."""
     found: bytes | None = call(_held, node, job, node.flags, ranks)
     return None if found is None else decode(found, Held)
 
@@ -25,7 +25,7 @@ def _held(job: str, flags: Mapping[str, str], ranks: int | None) -> bytes | None
 
 
 def furthest(job: str, nodes: Iterable[Node], ranks: int | None = None) -> Node | None:
-    """The first of ``nodes`` whose whole snapshot of the job has come furthest; ``None`` if none has one."""
+    """Return the first of ``nodes`` with the latest whole snapshot of the job; None if none has one."""
     held: list[tuple[int, Node]] = []
     for node in nodes:
         with suppress(NodeLostError):  # one that has just gone has nothing that could be sent
@@ -35,7 +35,7 @@ def furthest(job: str, nodes: Iterable[Node], ranks: int | None = None) -> Node 
 
 
 def forget_on(job: str, node: Node) -> None:
-    """Remove the snapshots of a job from a node: it has ended, or has its replica elsewhere."""
+    """Remove the snapshots of a job from a node: the job has ended, or has its replica elsewhere."""
     call(_forget, node, job, node.flags)
 
 
@@ -47,10 +47,10 @@ def _forget(job: str, flags: Mapping[str, str]) -> None:
 
 
 class Replication:
-    """Keeps the newest of every n-th snapshot of a job on another node; older ones there are removed.
+    """Keeps every n-th snapshot of a job on another node, and removes older ones there.
 
-    It has no state that matters: another process that begins anew ships at most one snapshot once more, of
-    which nothing is sent then.
+    Its state does not matter: a new process ships at most one snapshot again, of which no bytes are sent
+    then.
 
     Parameters
     ----------
@@ -72,13 +72,13 @@ class Replication:
         self._replicated = 0  # the generation up to which it was seen to
 
     def is_due(self, generation: int) -> bool:
-        """Whether an n-th snapshot has been taken since the last replica, given the newest one's number."""
+        """Return True if an n-th snapshot was taken since the last replica, given the newest one's number."""
         return generation // self.every > self._replicated // self.every
 
     def step(self) -> Shipment | None:
-        """Replicate the newest snapshot, if that is due; to be called when the job has taken one.
+        """Replicate the newest snapshot, if that is due. Call it after each snapshot of the job.
 
-        Raises as `ship`; then it stays due.
+        Return None if it is not due. Raises as `ship` does; then it stays due.
         """
         held = held_on(self.job, self.source, self.ranks)
         if held is None or not self.is_due(held.generation):

@@ -1,7 +1,7 @@
-"""From which node to which the snapshot of each rank goes, so that a job can go on where it is to.
+"""The routes of a job's snapshots: from which node to which each rank's goes, so that the job can continue.
 
-The ranks of a job need not have their snapshots on one node. What counts is the newest boundary of which each
-rank has one on some node that lives.
+The ranks of a job need not have their snapshots on one node. The newest boundary counts of which each rank
+has a snapshot on some living node.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import msgspec
 
 from .sender import open_disk
 
-#: The boundaries of each rank's snapshots.
+#: Boundaries of each rank's snapshots.
 Boundaries = Sequence[Collection[int]]
 
 
 class Routes(msgspec.Struct, frozen=True):
-    """What is to be sent.
+    """The snapshots to send.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class Routes(msgspec.Struct, frozen=True):
 
 
 def choose(held: Mapping[str, Boundaries], targets: Sequence[str]) -> Routes | None:
-    """The routes by which each rank's snapshot comes to its target; ``None`` if there is no whole one.
+    """Return the routes by which each rank's snapshot gets to its target; None if there is no whole one.
 
     Parameters
     ----------
@@ -54,11 +54,11 @@ def choose(held: Mapping[str, Boundaries], targets: Sequence[str]) -> Routes | N
 
 
 def boundaries(job: str, ranks: int, flags: Mapping[str, str]) -> bytes:
-    """The boundaries of a job's snapshots on this node, of each rank; encoded, for ``decode``."""
+    """Return the boundaries of a job's snapshots on this node, of each rank, encoded for ``decode``."""
     disk = open_disk(flags)
     return msgspec.msgpack.encode([sorted(disk.boundaries(job, rank)) for rank in range(ranks)])
 
 
 def decode(data: bytes) -> Boundaries:
-    """What ``boundaries`` has encoded on another node."""
+    """Return the boundaries that another node has encoded."""
     return msgspec.msgpack.decode(data, type=tuple[frozenset[int], ...])

@@ -1,4 +1,4 @@
-"""The end that a snapshot comes from: finds a job's newest whole one in this node's RAM disk and reads it."""
+"""The sending end of a shipment: finds a job's newest whole snapshot in this node's RAM disk and reads it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from gpuslice.types import job_id
 
 from .messages import Held, Offer, Portion, decode, encode
 
-#: A parked process may move its snapshot between RAM disk and spill directory while it is read.
+#: Number of attempts: a parked process may move its snapshot to or from the spill directory meanwhile.
 _ATTEMPTS = 3
 
 
 def open_disk(flags: Mapping[str, Any]) -> RamDisk:
-    """This node's RAM disk, by its environment and the settings that its node's ``flags`` say."""
+    """Return this node's RAM disk, by its environment and the settings in its node's ``flags``."""
     return RamDisk.from_settings(load(**flags))
 
 
 def newest_held(
     disk: RamDisk, job: str, ranks: int | Sequence[int] | None = None, boundary: int | None = None
 ) -> Held | None:
-    """The newest snapshot of a named job that all its ranks here have; ``None`` if there is none.
+    """Return the newest snapshot of a named job that all its ranks here have; None if there is none.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def newest_held(
 
 
 def _ranks(disk: RamDisk, job: str) -> list[int]:
-    """The ranks of a job that have a store here, or had one before it was spilled."""
+    """Return the ranks of a job that have a store here, in the RAM disk or spilled."""
     found = (info for info in disk.listing() if info.job == job)
     return sorted(info.rank for info in found if Path(info.directory) == disk.home(job, info.rank))
 
@@ -95,7 +95,7 @@ class Sender:
         self._offered: dict[int, _Offered] = {}
 
     def begin(self, job: str, ranks: int | Sequence[int] | None = None, boundary: int | None = None) -> bytes:
-        """Choose the newest whole snapshot, or that of ``boundary``; an encoded ``Held``.
+        """Choose the newest whole snapshot, or that of ``boundary``. Return an encoded ``Held``.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class Sender:
         return encode(held)
 
     def offer(self, rank: int) -> bytes:
-        """A rank's snapshot without its payload, every byte of which is checked; an encoded ``Offer``.
+        """Return a rank's snapshot without its payload, which is verified; an encoded ``Offer``.
 
         Raises
         ------
@@ -145,7 +145,7 @@ class Sender:
         raise self._moved_too_often()
 
     def portion(self, request: bytes) -> bytes:
-        """The bytes of some pieces, as they were when they were offered; raises as `offer`."""
+        """Return the bytes of some pieces, verified against the offer. Raises as `offer` does."""
         wanted = decode(request, Portion)
         offered = self._offered.get(wanted.rank)
         if offered is None or max(wanted.pieces) >= len(offered.keys):
@@ -184,7 +184,7 @@ class Sender:
         raise self._moved_too_often()
 
     def _is_unchanged(self, rank: int, snapshot: SnapshotFile) -> bool:
-        """Whether that snapshot lies where it was opened: then nothing has been written over it yet."""
+        """Return True if the snapshot still lies where it was opened, so that it was not overwritten."""
         held = self._chosen
         try:
             file = _file(self._disk, held.job, rank, held.boundary)
@@ -197,14 +197,14 @@ class Sender:
 
 @dataclass(slots=True)
 class _Offered:
-    """A rank's snapshot, where its pieces are, and what they must be."""
+    """A rank's snapshot, with the places and checksums of its pieces."""
 
     snapshot: SnapshotFile
     ranges: tuple[tuple[int, int], ...]
     keys: list[bytes]
 
     def read(self, index: int) -> bytes | None:
-        """A piece; ``None`` if it is not what it was."""
+        """Return a piece; None if it has changed."""
         start, stop = self.ranges[index]
         data = bytes(self.snapshot.arena[start:stop])
         return data if fingerprint(data) == self.keys[index] else None

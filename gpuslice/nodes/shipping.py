@@ -1,7 +1,7 @@
-"""A job's newest whole snapshot from one node's RAM disk to another's, through Ray's object store.
+"""Ship a job's newest whole snapshot from one node's RAM disk to another's, by Ray's object store.
 
-The process that asks holds no bytes: it has a sender on the one node and a receiver on the other, and hands
-the references of what the first returns to the second. Ray's object stores move the bytes.
+The calling process holds no bytes: it has a sender on one node and a receiver on the other, and passes
+references from the first to the second. Ray's object stores move the bytes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .ray_nodes import Node, actor, end, result, settle
 from .receiver import Receiver
 from .sender import Sender
 
-#: Portions that are on their way at a time: one is read, one moved, one written, and one to spare.
+#: Portions under way at a time: one is read, one moved, one written, and one is spare.
 _UNDER_WAY = 4
-#: How often it is tried while nothing arrives, and how often while newer snapshots take the place.
+#: Number of attempts without any arrival, and of attempts while newer snapshots replace the chosen one.
 _ATTEMPTS = 3
 
 Progress = Callable[[int], object]
 
 
 class Shipment(msgspec.Struct, frozen=True, kw_only=True):
-    """What was shipped.
+    """The result of a shipment.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ def ship(
 
 @dataclass
 class _Shipping:
-    """What `ship` was asked for, and how far it is.
+    """The request to `ship`, and its progress.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ class _Shipping:
     lost: int = 0
 
     def finish(self) -> tuple[Held, int]:
-        """Try until it is done or of no use any more; the snapshot that was shipped, and its bytes."""
+        """Try until it is done or pointless. Return the snapshot that was shipped, and its bytes."""
         replaced = 0
         while True:
             try:
@@ -158,7 +158,7 @@ class _Shipping:
                     raise
 
     def _attempt(self) -> tuple[Held, int]:
-        """With new processes on both nodes."""
+        """Try once, with new processes on both nodes."""
         named = {"replace": self.replace, "portion_bytes": self.portion_bytes}
         sender = actor(Sender, self.source, self.source.flags)
         receiver = actor(Receiver, self.target, self.target.flags, **named)
@@ -174,7 +174,7 @@ class _Shipping:
             end(receiver)
 
     def _send(self, sender: Any, receiver: Any, ranks: Sequence[int]) -> int:
-        """Send what is missing, several portions at a time; returns the bytes of all ranks' states."""
+        """Send what is missing, several portions at a time. Return the bytes of all ranks' states."""
         under_way: deque[Any] = deque(sender.offer.remote(rank) for rank in ranks)
         try:
             missing = decode(result(receiver.receive.remote(*under_way)), Missing)
