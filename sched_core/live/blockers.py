@@ -114,8 +114,7 @@ class Blockers:
         core, planning = self._core, self._core.planning
         nodes = self._confined_to(job)
         usable = self._usable if nodes is None else [d for d in self._usable if self._node(d) in nodes]
-        taken = [use for device in usable if (use := self._use(job, device)) is not None]
-        free = [device for device in usable if self._use(job, device) is None]
+        taken, free = self._everywhere if nodes is None and not job.running else self._split(usable, job)
         failure, wake_s = planning.failure, planning.wake_s
         again_s = wake_s if failure is None else failure[1]
         return {
@@ -135,20 +134,31 @@ class Blockers:
             "within": () if nodes is None else tuple(map(self._node_name, sorted(nodes))),
             "lost": self._lost(self._core.relocations.lost_since_s),
             "size": len(usable),
-            "free": self._names(free),
-            "taken": tuple(taken),
-            "started_before": tuple(name for name in core.prestart.started if name != job.id),
+            "free": free,
+            "taken": taken,
+            "started_before": () if job.launched else tuple(core.prestart.started),
             "queued_before": self._queued_before(job),
             "memory": self._memory(job, usable),
         }
 
-    def _use(self, job: Gang, device: int) -> Use | None:
+    @cached_property
+    def _everywhere(self) -> tuple[tuple[Use, ...], tuple[str, ...]]:
+        """The devices that are taken, and those that are free, to a job that has none and may have any."""
+        return self._split(self._usable, None)
+
+    def _split(self, usable: Sequence[int], job: Gang | None) -> tuple[tuple[Use, ...], tuple[str, ...]]:
+        """Return which of the ``usable`` devices are taken from ``job``, and which are free."""
+        uses = {device: self._use(job, device) for device in usable}
+        taken = tuple(use for use in uses.values() if use is not None)
+        return taken, self._names(device for device, use in uses.items() if use is None)
+
+    def _use(self, job: Gang | None, device: int) -> Use | None:
         """Return who has ``device``, or is to have it. None if it is free, or reserved for ``job`` alone."""
         occupants = tuple(self._core.occupants[device])
         if occupants:
-            return Use(str(self._core.devices[device]), occupants)
+            return Use(self._device_names[device], occupants)
         holders = tuple(other.id for other in self._core.holders(device) if other is not job)
-        return Use(str(self._core.devices[device]), holders, used=False) if holders else None
+        return Use(self._device_names[device], holders, used=False) if holders else None
 
     def _blocked(self, job: Gang) -> Blocked | None:
         """Return a device that ``job`` is to have and cannot enter yet, and who is on it."""
@@ -156,7 +166,7 @@ class Blockers:
             holders = () if job.borrowed else self._core.ledger.holders(device)
             for other in self._core.occupants[device].values():
                 if other not in holders:
-                    return Blocked(str(self._core.devices[device]), other.id, self.why(other) or "")
+                    return Blocked(self._device_names[device], other.id, self.why(other) or "")
         return None
 
     def _quota(self, job: Gang) -> Quota | None:
@@ -170,7 +180,7 @@ class Blockers:
     def _trials(self, job: Gang) -> Iterable[Use]:
         for other in self._core.trials.tried:
             for device in other.borrowed:
-                yield Use(str(self._core.devices[device]), (other.id,))
+                yield Use(self._device_names[device], (other.id,))
 
     def _borrowers(self, job: Gang) -> Iterable[str]:
         for other in self._core.trials.tried:
@@ -213,7 +223,7 @@ class Blockers:
         best = max(left, key=lambda device: left[device], default=None)
         if best is None or left[best] >= needs:
             return None
-        return Memory(needs, str(self._core.devices[best]), max(0, left[best]))
+        return Memory(needs, self._device_names[best], max(0, left[best]))
 
     def _queued_before(self, job: Gang) -> int:
         level = self._core.planning.level(job)
@@ -231,6 +241,10 @@ class Blockers:
         """The devices of nodes that are not lost."""
         lost = self._core.relocations.lost_since_s
         return [device for device in range(len(self._core.devices)) if self._node(device) not in lost]
+
+    @cached_property
+    def _device_names(self) -> tuple[str, ...]:
+        return tuple(map(str, self._core.devices))
 
     @cached_property
     def _node_count(self) -> int:
@@ -252,7 +266,7 @@ class Blockers:
         return "" if self._node_count == 1 else " and ".join(map(_node_words, dict.fromkeys(names)))
 
     def _names(self, devices: Iterable[int]) -> tuple[str, ...]:
-        return tuple(str(self._core.devices[device]) for device in devices)
+        return tuple(self._device_names[device] for device in devices)
 
 
 def _memory_bytes(job: Gang) -> int:

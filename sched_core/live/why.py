@@ -8,6 +8,7 @@ next. Each sentence begins with what is waited for, so that it can be cut at its
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from gpuslice.config import format_size
 from gpuslice.sched_core.jobs.states import JobState
@@ -302,7 +303,8 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
-def _uses(taken: Sequence[Use]) -> list[str]:
+@lru_cache(16)
+def _uses(taken: tuple[Use, ...]) -> list[str]:
     """Return who has ``taken`` devices, in words: those that are used, then those that are reserved."""
     said = []
     for used, verb in ((True, "used by"), (False, "reserved for")):
