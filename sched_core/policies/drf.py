@@ -13,7 +13,7 @@ from .starting import Choice, StartingPolicy, parse_shares
 
 
 class Drf(StartingPolicy):
-    """What is free is offered to the tenant of smallest dominant share; it starts its first fitting job.
+    """A policy that offers free devices to the tenant of smallest dominant share.
 
     The dominant share of a tenant is the largest of its shares of devices, CPUs and memory, divided by its
     weight. A tenant that can use nothing of the offer declines and the next one is asked; ties by name.

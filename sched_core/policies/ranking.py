@@ -31,7 +31,7 @@ class Entry:
     key
         Its priority.
     running
-        Whether the ranking lets it run.
+        True if the ranking lets it run.
     devices
         What it is to run on, if running.
     """

@@ -18,7 +18,7 @@ from .wrapper import Wrapper
 
 
 class RelaxingPlacement:
-    """At first as few nodes as a job can lie on; one more for every ``after_s`` it has waited.
+    """A placement on as few nodes as possible, and on one more for every ``after_s`` that a job has waited.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class RelaxingPlacement:
 
 
 class Relaxing(Wrapper):
-    """Tells the placement the time, and wakes ``policy`` when a waiting job gives up some locality.
+    """A wrapper that tells the placement the time and wakes ``policy`` when a waiting job accepts more nodes.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ from .starting import Choice, StartingPolicy
 
 
 class _Alike:
-    """Those who wait and ask for the same: only the one with the least work left can be the best of them.
+    """Waiting jobs with the same demand, of which only the one with the least work left can be the best.
 
     What is left of a job does not change while it waits.
     """

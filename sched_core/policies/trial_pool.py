@@ -22,7 +22,7 @@ _HAND_OVER_S = 1.0
 
 
 class TrialPool(Wrapper):
-    """The last nodes are a pool where jobs run first, in order of arrival; ``policy`` has the rest.
+    """A policy that first runs jobs on the last nodes, in order of arrival, and gives ``policy`` the rest.
 
     A job that does not fit into the pool skips the trial. One that does not fit into the rest is stopped. One
     that stays on the node where it has trained skips the trial, too, or has trained there and stays.

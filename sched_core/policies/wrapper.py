@@ -6,7 +6,7 @@ from gpuslice.sched_core.policy import Guarantees, Named, Places, Policy, Queues
 
 
 class Wrapper:
-    """What a wrapped policy shows of itself, shown by the one around it."""
+    """A policy around another one, which shows what the inner one shows."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

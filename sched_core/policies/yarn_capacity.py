@@ -27,7 +27,7 @@ class YarnCapacity(StartingPolicy):
     capacities
         ``tenant:share`` pairs; tenants not named share equally. Shares are relative to each other.
     elastic
-        Whether a queue may use more than its share while there are free devices.
+        True if a queue may use more than its share while there are free devices.
     """
 
     name = "yarn-cs"

@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class Interrupts:
-    """A context in which Ctrl-C is noted, and ends nothing at once but what is called by ``call``.
+    """A context in which Ctrl-C only sets a flag, and ends what ``call`` runs.
 
     Outside of the main thread, and where Ctrl-C is ignored, it notes nothing.
 
     Attributes
     ----------
     came
-        Whether there was one.
+        True if Ctrl-C has been pressed.
     """
 
     def __init__(self) -> None:

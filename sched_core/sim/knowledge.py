@@ -23,7 +23,7 @@ class TraceDistribution(NoKnowledge):
 
 
 class TraceKnowledge(TraceDistribution):
-    """Everything that the trace states."""
+    """The knowledge of everything that the trace states."""
 
     def duration_s(self, job: Job) -> float | None:
         return self._trace.duration_s[job.number]

@@ -21,7 +21,7 @@ from .outcome import Outcome
 
 
 class StaleCompletions(Simulation):
-    """The engine with a fault of the published simulator.
+    """The engine with the published simulator's fault in completions.
 
     There, completions due at the second of the next arrival are tied to that arrival. If a wake-up comes
     first and suspends such a job, it is completed with the arrival nevertheless, its work not done.
@@ -46,7 +46,7 @@ class StaleCompletions(Simulation):
 
 
 class Ticks(Simulation):
-    """The engine with the eyes of the published simulator's ``gandiva``.
+    """The engine that sees events only at the ticks of the published simulator's ``gandiva``.
 
     It looks at arrivals, and every ten seconds after them, and sees a completion at the next look; until then
     the job holds its devices. A job counts as started once it has joined a node set, and nobody as preempted.

@@ -165,7 +165,7 @@ def run_all(
 
 
 class _Interrupt:
-    """Ctrl-C in a worker: it counts once, and for all that the worker was still to do."""
+    """Ctrl-C in a worker, which ends all of the worker's remaining runs."""
 
     came = False
 

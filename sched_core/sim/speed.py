@@ -17,7 +17,7 @@ from .model import LinearSpeed, SpeedModel
 
 
 class SpeedFile(msgspec.Struct, forbid_unknown_fields=True):
-    """What such a file holds.
+    """The contents of a file of measured slow-downs.
 
     Attributes
     ----------

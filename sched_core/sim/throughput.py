@@ -9,7 +9,7 @@ from gpuslice.sched_core.knowledge import NoThroughput
 
 
 class PresentSpeeds(NoThroughput):
-    """A policy that wants to know of former numbers of devices remembers them."""
+    """The speeds of jobs on their present devices. A policy remembers those on former numbers itself."""
 
     def speeds(self, job: Job) -> Mapping[int, float]:
         return {len(job.placement): job.rate} if job.running else {}

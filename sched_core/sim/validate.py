@@ -18,7 +18,7 @@ from .outcome import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured.
+    """The measured completion times of a real run.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """A comparison.
+    """The errors of a simulation against measured times.
 
     Attributes
     ----------

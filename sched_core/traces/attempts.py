@@ -19,7 +19,7 @@ WELL = "ok"
 
 
 class Spared(msgspec.Struct, frozen=True):
-    """What came of a rule on retries.
+    """The effect of a rule on retries.
 
     Attributes
     ----------

@@ -17,7 +17,7 @@ _WEIGHTS = (0.75, 0.09, 0.07, 0.07, 0.02)
 
 @dataclass(frozen=True, slots=True)
 class SynthSpec:
-    """What to make up.
+    """The parameters of a made-up trace.
 
     Attributes
     ----------

@@ -67,7 +67,7 @@ class Trace:
 
     @property
     def omissions(self) -> str:
-        """Counts of the jobs left out, by cause, the most frequent first. Empty if there are none."""
+        """Return the counts of jobs left out, by cause, the most frequent first, or an empty text."""
         causes = sorted(self.left_out.items(), key=lambda item: (-item[1], item[0]))
         return ", ".join(f"{count:,} left out: {cause}" for cause, count in causes)
 

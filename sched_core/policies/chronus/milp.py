@@ -30,7 +30,7 @@ class Solved(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What ``solve`` is asked, as one value."""
+    """The arguments of ``solve`` as one value."""
 
     needs: tuple[Need, ...]
     capacity: int

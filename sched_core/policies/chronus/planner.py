@@ -19,7 +19,7 @@ Solver = Literal["auto", "highs", "greedy"]
 
 
 class Planner:
-    """Decides which leases guaranteed jobs hold, and counts how it came to that.
+    """Plans the leases of guaranteed jobs, and counts how each plan was found.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ _SOON_S = 1e-3
 
 
 class _Question(msgspec.Struct, frozen=True):
-    """Whether the last of ``needs`` can be guaranteed beside the others, in leases from ``start_s`` on."""
+    """The question if the last of ``needs`` can be guaranteed beside the others, from ``start_s`` on."""
 
     start_s: float
     needs: tuple[Need, ...]
@@ -37,14 +37,14 @@ class _Question(msgspec.Struct, frozen=True):
 
 
 class _Draft(msgspec.Struct, frozen=True):
-    """What the present lease is planned for, while the last word on it is not said."""
+    """The needs for which the present lease is planned, while no final plan is known."""
 
     needs: dict[str, Need]
     late: bool
 
 
 class Chronus:
-    """Deadlines for those that can be guaranteed one, short completion times for the rest (SoCC 2021).
+    """A policy that guarantees deadlines and keeps other jobs' completion times short (SoCC 2021).
 
     Lease boundaries are multiples of ``lease_s``. At each, guaranteed jobs that hold the new lease get their
     devices; what is left goes to everybody else by remaining work × devices, shortest first, which is

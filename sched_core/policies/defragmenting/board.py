@@ -14,7 +14,7 @@ _UNKNOWN_S = 62.0
 
 
 class Board:
-    """Who is where once a plan is carried out, and who may be moved."""
+    """The devices of all jobs after a plan, and the jobs that may be moved."""
 
     def __init__(self, view: View, decisions: Iterable[Decision], movable: Iterable[Job]) -> None:
         self._holders: dict[int, list[str]] = {}

@@ -34,7 +34,7 @@ from .board import Board, switch_s
 
 @runtime_checkable
 class Relocatable(Protocol):
-    """A policy to whose order the places of jobs do not matter. Any other starts again after a move."""
+    """A policy whose order does not depend on where jobs are. Any other policy is reset after a move."""
 
     def relocated(self, moves: Mapping[Job, tuple[int, ...]]) -> None:
         """Note that running jobs continue on other devices, which are free or left by another of ``moves``.

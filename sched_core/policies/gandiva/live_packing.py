@@ -54,7 +54,7 @@ _HAND_OVER_S = 0.05
 
 
 class Pair:
-    """A host and its guest, while they are to share a device.
+    """A host and its guest, two jobs that share a device.
 
     Attributes
     ----------

@@ -40,7 +40,7 @@ class Gandiva:
     overload
         How loaded over-subscription may make a server; beyond, jobs queue.
     packing, migration, growing
-        Whether these are used. Packing needs a world that measures how packed jobs get along
+        True if these are used. Packing needs a world that measures how packed jobs get along
         (``View.measures_rates``).
     gain
         Packed jobs stay together if they make more than ``gain`` times the progress of taking turns.

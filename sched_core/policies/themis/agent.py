@@ -26,7 +26,7 @@ Goal = Literal["all", "first"]
 
 
 class Agent:
-    """One app: its jobs, its history, its ρ.
+    """An app's agent: its jobs, its history and its ρ.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ class Option(msgspec.Struct, frozen=True):
 
 
 class Bid(msgspec.Struct, frozen=True):
-    """What one app answers to an offer.
+    """One app's answer to an offer: options with their values.
 
     Attributes
     ----------

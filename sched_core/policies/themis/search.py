@@ -18,7 +18,7 @@ Way = tuple[float, int, tuple[tuple[int, int], ...], int]
 
 
 class Bidder:
-    """A bid, made ready for searches.
+    """A bid, prepared for the search.
 
     Attributes
     ----------

@@ -18,14 +18,14 @@ HOLDING = np.dtype([("since_s", np.float64), ("first", np.int32), ("last", np.in
 
 
 class Held(NamedTuple):
-    """Who holds what.
+    """The devices of each job, and the free devices of each node.
 
     Attributes
     ----------
     begins, node_of
         The first device of each node, the node of each device.
     free
-        Whether nobody holds a device, shape ``(devices,)``.
+        True if nobody holds a device, shape ``(devices,)``.
     after
         The next device of its holder, or -1, in the order in which they were chosen, shape ``(devices,)``.
     left, nodes
