@@ -39,7 +39,7 @@ def cache_directory(environ: Mapping[str, str] | None = None) -> Path:
     Raises
     ------
     EnvironmentUnusableError
-        If it cannot be made, or somebody else could put a library there.
+        If it cannot be made, or another user could put a library there.
     """
     environ = os.environ if environ is None else environ
     base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/"), ".cache")

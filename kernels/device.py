@@ -42,7 +42,7 @@ class DeviceMemory:
     Attributes
     ----------
     total_bytes, used_bytes
-        Of the whole device, by all processes.
+        Memory of the whole device, used by all processes.
     allocated_bytes
         What this process's tensors hold by the allocator's own count, or ``None`` if it keeps none.
     reserved_bytes
@@ -118,7 +118,7 @@ class Device(ABC):
         Parameters
         ----------
         fixed
-            ``_cdata`` of storages whose address somebody may know, so that it must not change.
+            ``_cdata`` of storages whose address other code may know, so that it must not change.
         exposed
             ``_cdata`` of storages whose memory other code could read behind torch's back meanwhile.
         """

@@ -40,7 +40,7 @@ class Skew(msgspec.Struct, frozen=True):
     tensors, bytes
         How many trainable tensors there are, and their bytes together.
     largest_bytes
-        Of the largest of them.
+        Size of the largest of them.
     skew
         ``largest_bytes / bytes``, above 0 and at most 1.
     threshold

@@ -167,7 +167,7 @@ def _mark_exposed(found: Sequence[LiveStorage], tensors: Sequence[torch.Tensor])
 
 
 def _mark_foreign(found: Sequence[LiveStorage], arrays: Sequence[tuple[int, int]]) -> None:
-    """Mark storages in which an array of another library has an address, whoever allocated them."""
+    """Mark storages in which an array of another library has an address."""
     if not arrays:
         return
     starts = overlapping([*arrays, *((one.address, one.nbytes) for one in found)])

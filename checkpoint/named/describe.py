@@ -90,7 +90,7 @@ class Describer:
     Parameters
     ----------
     names
-        Of the attached tensors, by ``id``.
+        Names of the attached tensors, by ``id``.
 
     Attributes
     ----------

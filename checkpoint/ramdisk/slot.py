@@ -26,7 +26,7 @@ class Slot:
     arena
         Its file.
     record
-        Of the snapshot that was published in it; ``None`` without one.
+        Record of the published snapshot; None without one.
     spilled
         True if that snapshot lies in the spill directory, and nothing of it here.
     """

@@ -44,7 +44,7 @@ def attach(
     ranks
         How many ranks begin, without a scheduler; all that were started if not given.
     backend
-        Of the process groups; ``nccl`` for modules on GPUs, else ``gloo``.
+        Backend of the process groups; by default ``nccl`` for modules on GPUs, else ``gloo``.
     build
         A function that makes what is divided among ranks: modules with ``fully_shard``, their optimizers and
         schedulers, by name. It is called for each number of ranks, when their process group is there; what

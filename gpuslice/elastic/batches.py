@@ -26,11 +26,11 @@ class Batch:
     Attributes
     ----------
     samples
-        Of the global batch.
+        Number of samples in the global batch.
     loss
         Its mean loss, on all ranks alike; ``None`` before the loop over it is through.
     repeated
-        Whether the present micro-batch counts nothing: it is there because, with sharded parameters, all
+        True if the present micro-batch counts nothing: it is there because, with sharded parameters, all
         ranks compute as many.
     """
 
@@ -92,9 +92,9 @@ class Feed:
     Parameters
     ----------
     options
-        Of the DataLoader that fetches the micro-batches.
+        Options of the DataLoader that fetches the micro-batches.
     even
-        Whether all ranks have as many.
+        True if all ranks have as many.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class MicroBatch(NamedTuple):
     Attributes
     ----------
     indices
-        Of the dataset.
+        Indices in the dataset.
     seed
         What the random number generators start from, whichever rank computes it.
     """
@@ -67,9 +67,9 @@ class ElasticSampler:
     micro_batch_size
         Samples that go through the model together. A rank accumulates the gradients of its micro-batches.
     shuffle
-        Whether every epoch has an order of its own; it follows from ``seed`` and the epoch.
+        True for an order of its own in every epoch, which follows from ``seed`` and the epoch.
     seed
-        Of the order, and of the generators, which are seeded anew for every micro-batch.
+        Seed of the order, and of the generators, which are seeded anew for every micro-batch.
     drop_last
         Leave the samples out that do not fill a global batch.
     scaling

@@ -42,9 +42,9 @@ class Sharded:
     Parameters
     ----------
     built
-        By name.
+        The objects, by name.
     width
-        Of the group.
+        Number of ranks in the group.
 
     Raises
     ------

@@ -45,7 +45,7 @@ class World:
     rank, width
         Which of them this process is, and how many there are.
     number
-        Of this composition; a larger one follows at every change.
+        Number of this composition. It grows at every change.
     built
         What the function given as ``build`` has made for this composition, by name.
     state

@@ -98,7 +98,7 @@ def check(settings: Settings, *, inputs: Iterable[Path] = ()) -> Settings:
     route = Route(settings.route)
     device = named_device(settings.device, route) or HOST
     check_driver_is_loaded(settings, device)
-    # Late: not everybody who imports this module runs a job.
+    # Late: most users of this module run no job.
     from gpuslice.kernels.host.slots import check_slot
     from gpuslice.kernels.routes import choose
 
@@ -240,7 +240,7 @@ def check_outputs(
     inputs
         Files that are read; ``None``: not given.
     devices
-        Whether something else that is no directory, such as ``/dev/stdout``, will do, too.
+        True to accept any path that is no directory, such as ``/dev/stdout``.
 
     Raises
     ------

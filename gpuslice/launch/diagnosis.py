@@ -46,7 +46,7 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     slots
-        Of the host: into how many ``cpu:N`` it is divided; 0 for a GPU.
+        Number of slots ``cpu:N`` into which the host is divided; 0 for a GPU.
     check
         With ``--check``: what the self-test found wrong, empty if nothing; ``None`` if it was not run.
     slower
@@ -159,7 +159,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     ok
-        Whether the tensor route works on some device.
+        True if the tensor route works on some device.
     page_lock_limit_bytes
         ``RLIMIT_MEMLOCK``; ``None`` without a limit.
     """

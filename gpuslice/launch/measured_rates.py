@@ -60,7 +60,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     driver
         The driver's version then.
     uuids
-        Of the GPUs by their names then; of others, or in another order, it tells nothing.
+        UUIDs of the GPUs by their names then. The rates do not apply to other GPUs, or in another order.
     """
 
     measured_at_s: float

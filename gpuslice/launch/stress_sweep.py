@@ -57,7 +57,7 @@ def sweep(
     settings
         Checked ones; their device is what is loaded.
     seed
-        Of the order of the loads.
+        Seed of the order of the loads.
     directory
         Empty; for what the processes write.
 

@@ -74,7 +74,7 @@ class AgentKeeper:
             return
         ends_s = time.monotonic() + _COME_S
         with (self._directory / LOG).open("ab") as log:
-            # Returns when the agent has become nobody's child.
+            # Returns when the agent has detached from its parent.
             subprocess.run(
                 [sys.executable, "-m", "gpuslice.nodes.agent_process", str(self._directory)],
                 stdin=subprocess.DEVNULL,

@@ -39,7 +39,7 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ranks
         Those whose snapshots are here.
     tenant, tenant_limit_bytes
-        Whose job it is, empty for nobody's, and what all its jobs may take in a RAM disk, if that is limited.
+        The job's tenant, empty without one, and the limit of the tenant's jobs in a RAM disk, if any.
     """
 
     job: JobName

@@ -38,7 +38,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     public, secret
         The agent's own keys.
     gpus
-        Whether its devices are GPUs.
+        True if its devices are GPUs.
     logs
         What the scheduler's logs are known by: those of a node are set aside with them.
     """
@@ -58,15 +58,15 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes
     ----------
     address
-        Of the cluster; empty: the one that runs on this machine.
+        Address of the cluster; empty for the one that runs on this machine.
     nodes
         The scheduler's, in talk of a snapshot those that are not lost.
     directory
-        Of the scheduler; that of an agent is ``nodes/NAME`` in it.
+        Directory of the scheduler. An agent's is ``nodes/NAME`` in it.
     agents
         What each agent is told, by node.
     cpus, gpus
-        What Ray is to give to nobody else, on each node; ``cpus`` below 0: all.
+        Resources that Ray must reserve on each node; ``cpus`` below 0 stands for all.
     sources, targets
         From where and to where the snapshot of each rank is to be brought.
     ramdisk_dir

@@ -73,7 +73,7 @@ def connected(address: str | None = None) -> Iterator[None]:
         return
     if address is not None:
         check_answers(address)
-    # Ray would warn of what a later version does without GPUs, which nobody here asks it for.
+    # Ray would warn about a later version's use of GPUs, which are not requested here.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         ray.init(address or "auto", namespace="gpuslice", log_to_driver=False, logging_level="ERROR")

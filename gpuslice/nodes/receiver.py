@@ -32,7 +32,7 @@ class _IncomingSnapshot:
     writer
         ``None`` if the very snapshot is here already.
     published
-        Whether it is whole here.
+        True if it is whole here.
     """
 
     store: JobStore
@@ -49,7 +49,7 @@ class Receiver:
     flags
         Settings of that node that its environment does not say: ``ramdisk_dir``, ``spill_dir``, ``socket``.
     replace
-        Whether it takes the place of one that has come further.
+        True to replace a later snapshot.
     portion_bytes
         What shall be sent at a time.
     """

@@ -45,7 +45,7 @@ def newest_held(
     ranks
         How many ranks the job has, or which of them are meant; by default those that have a store here.
     boundary
-        Of the snapshot, if it is not to be the newest.
+        Boundary of the snapshot; by default the newest one.
     """
     numbers = list(range(ranks) if isinstance(ranks, int) else ranks or _ranks(disk, job))
     common = [disk.boundaries(job, rank) for rank in numbers]
@@ -107,7 +107,7 @@ class Sender:
         held = newest_held(self._disk, name, ranks, boundary)
         if held is None or (ranks is None and held.ranks != tuple(range(len(held.ranks)))):
             found = _ranks(self._disk, name)
-            which = f"ranks {', '.join(map(str, found))} have" if found else "nobody has"
+            which = f"ranks {', '.join(map(str, found))} have" if found else "no rank has"
             raise UsageError(
                 f"{name} has no whole snapshot in {self._disk.directory}: {which} a store there",
                 "suspend or checkpoint the job first; `gpuslice ramdisk ls` shows what is there",

@@ -83,9 +83,9 @@ def ship(
     ranks
         How many ranks the job has, or which of them go; by default those that have a store at the source.
     boundary
-        Of the snapshot, if it is not to be the newest.
+        Boundary of the snapshot; by default the newest one.
     replace
-        Whether it takes the place of a snapshot that has come further.
+        True to replace a later snapshot.
     portion_bytes
         What is sent at a time.
     progress

@@ -34,7 +34,7 @@ class CudaLane:
     def staging(self, nbytes: int) -> torch.Tensor | None:
         """Return zeroed device memory for this lane, or None if too little is free.
 
-        It is zeroed so that padding that is copied along between two storages reveals nobody's memory.
+        It is zeroed, so that padding copied between two storages reveals no other memory.
 
         The calling thread's stream allocates it: memory that this lane's stream had allocated would be lost
         to the job afterwards. It is dropped when the lane is idle.
@@ -97,7 +97,7 @@ class CudaEngine:
     Parameters
     ----------
     index
-        Of the GPU, as torch counts.
+        Torch's number of the GPU.
 
     Attributes
     ----------

@@ -51,9 +51,9 @@ class PredictionError(msgspec.Struct, frozen=True):
     pairs
         How many were measured and predicted.
     mean_absolute, greatest
-        Of all members.
+        Error over all members.
     mean_absolute_of_mean
-        Of the mean of all other pairs' members in place of the prediction, to compare with.
+        The same error if the mean of all other pairs' members is the prediction, for comparison.
     """
 
     pairs: int

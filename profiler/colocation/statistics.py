@@ -19,7 +19,7 @@ class Estimate(msgspec.Struct, frozen=True):
     Attributes
     ----------
     mean
-        Of the rounds.
+        Mean of the rounds.
     interval
         At the level ``CONFIDENCE``; None if too little was measured for one.
     error

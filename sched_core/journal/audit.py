@@ -40,7 +40,7 @@ class Audit:
     setup
         What core it is of, if that is known for certain.
     chained
-        Whether it has checksums; those of former versions have none.
+        True if it has checksums; journals of former versions have none.
     noted
         Where it ends by what was written down of that beside it, if anything was.
     noted_chain

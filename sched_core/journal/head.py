@@ -35,11 +35,11 @@ class Head:
     Attributes
     ----------
     number
-        Of the last event; 0: none.
+        Number of the last event; 0 without one.
     chain
         Its running checksum.
     introduced
-        Whether the journal says what core it is of.
+        True if the journal describes its core.
     """
 
     number: int = 0

@@ -167,7 +167,7 @@ class Journal:
         Parameters
         ----------
         quiet
-            Whether no command followed from it. A heartbeat from which nothing followed is written together
+            True if no command followed from it. A heartbeat from which nothing followed is written together
             with the next event that is more than that, and not at all if it repeats the last one or if the
             same rank's next one comes first: the core that has seen the second knows all of the first, unless
             a count has gone back.

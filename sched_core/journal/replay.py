@@ -44,7 +44,7 @@ class Replay:
     Parameters
     ----------
     make_core
-        Makes another core like ``core`` was in the beginning: an error that nobody foresaw may have left it
+        Makes another core like ``core`` was in the beginning: an unexpected error may have left it
         in the midst of something.
 
     Attributes

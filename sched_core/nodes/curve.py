@@ -105,7 +105,7 @@ def accepted(directory: Path) -> dict[bytes, str]:
         try:
             found[_read(path.parent, path.name)] = path.stem
         except ConfigError as error:
-            _log.warning("%s lets nobody in: %s", path, error)
+            _log.warning("%s accepts no client: %s", path, error)
     return found
 
 
@@ -117,7 +117,7 @@ class KeyAuthenticator:
     Parameters
     ----------
     context
-        Of the sockets behind it.
+        Context of the sockets that it protects.
     directory
         Of keys.
     """

@@ -24,7 +24,7 @@ class Record:
     Attributes
     ----------
     alive
-        Whether the supervisor lives (it holds the lock).
+        True if the supervisor lives (it holds the lock).
     pid
         Its process; ``None`` before it has written that down.
     code

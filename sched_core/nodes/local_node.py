@@ -48,7 +48,7 @@ class LocalNode:
     reports
         Whom to tell.
     name
-        Of this node, as part of connections.
+        Name of this node, as part of connections.
 
     Attributes
     ----------

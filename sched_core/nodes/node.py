@@ -31,9 +31,9 @@ class Sought(msgspec.Struct, frozen=True):
     Attributes
     ----------
     exited
-        Whether the end of its command is known already.
+        True if the end of its command is known already.
     ended
-        Whether the job is over, or is to be started anew, so that what is left of it is to be ended.
+        True if the job is over, or will be started again, so that its remaining processes must end.
     ranks
         Numbers and processes of the ranks that were there when last heard of.
     grace_s

@@ -70,11 +70,11 @@ class NodeAgent:
     Parameters
     ----------
     name
-        Of the node.
+        Name of the node.
     directory
         For the lock, the ranks' socket and the jobs' output; made with mode 0700 if need be.
     endpoint, scheduler, keys
-        Of the scheduler, its public key, and ours.
+        Address of the scheduler, its public key, and our keys.
     logs
         What the scheduler's logs are known by (``node_logs.identity``); those here that belong to others are
         set aside.
@@ -147,7 +147,7 @@ class NodeAgent:
         Returns
         -------
         bool
-            Whether it was told to leave.
+            True if it was told to leave.
         """
         beat_s = 0.0
         while not self._left:

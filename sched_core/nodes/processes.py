@@ -80,7 +80,7 @@ def watch(process: subprocess.Popen[bytes]) -> int:
     Raises
     ------
     OSError
-        If there is none left. Nobody would hear of its end then, so it is killed, with its group.
+        If there is no descriptor left. Its end could not be noticed then, so it is killed, with its group.
     """
     try:
         return os.pidfd_open(process.pid)

@@ -41,7 +41,7 @@ class RankSocket:
     socket
         Bound.
     heard
-        Called with each frame that somebody of this user sent: their identity, their process, the frame.
+        Called with each frame of a process of this user: the sender's identity, its pid, the frame.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], heard: Callable[[bytes, int, bytes], object]) -> None:
@@ -78,7 +78,7 @@ class RankSocket:
         Returns
         -------
         bool
-            Whether that was all.
+            True if no message is left.
         """
         for _ in range(_MESSAGES_AT_ONCE):
             if (message := receive(self.socket)) is None:

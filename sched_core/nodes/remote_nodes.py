@@ -58,9 +58,9 @@ class RemoteNode:
     Attributes
     ----------
     joined
-        Whether its agent is connected, as far as we know.
+        True if its agent is connected, as far as is known.
     heard_s
-        When it was last heard of, or since when somebody listens.
+        Time of its last message, or since when a scheduler listens.
     running
         The jobs that its agent has found when it joined.
     """
@@ -110,7 +110,7 @@ class RemoteNodes:
     Parameters
     ----------
     addresses
-        Of the nodes by name, for each other; that of the scheduler's own node has no name.
+        Addresses of the nodes for each other, by name; the scheduler's own node has the name "".
     endpoint
         Where their agents connect.
     keys

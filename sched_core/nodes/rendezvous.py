@@ -37,7 +37,7 @@ class Ports:
         port: int = held.getsockname()[1]
         try:
             path.write_text(f"{port}\n")
-        except OSError as error:  # it is told all the same, but another one to whoever asks again
+        except OSError as error:  # the port is reported all the same, but a later question gets another one
             _log.warning("cannot write %s: %s", path, error.strerror)
         return port
 

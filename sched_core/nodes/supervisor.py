@@ -133,7 +133,7 @@ def _end_orphans(asked: list[int]) -> None:
     Raises
     ------
     ChildProcessError
-        When nobody is left.
+        When no child is left.
     """
     late_s = time.monotonic() + _GRACE_S
     told: set[int] = set()

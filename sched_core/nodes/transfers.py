@@ -120,7 +120,7 @@ class Transfers:
     def _begin_queued(self) -> None:
         for wish in list(self._queued):
             if wish not in self._queued:
-                continue  # given up by somebody who was just told of another
+                continue  # cancelled by a ``done`` that was just called
             if not any(one.wish.job == wish.job for one in self._transfers.values()):
                 self._queued.remove(wish)
                 try:

@@ -19,7 +19,7 @@ class Racks(Consolidated):
     Parameters
     ----------
     relax
-        Whether a job that finds no rack takes as few as possible, or waits for one, if one could hold it.
+        True if a job that finds no rack takes as few as possible; False if it waits for a rack that could.
     """
 
     name = "racks"

@@ -22,7 +22,7 @@ class Topology(StatelessPlacement):
         Sizes of the groups inside a node, smallest first, each dividing the next: ``2,4`` are pairs on one
         NVLink bridge within fours on one PCIe switch.
     relax
-        Whether a job that fits no node may take several (as few as possible) or waits.
+        True if a job that fits no node may take several (as few as possible); False if it waits.
     """
 
     name = "topology"

@@ -140,7 +140,7 @@ class _Spec(importlib.machinery.ModuleSpec):
         notes["_initializing"] = begins
         if begins:
             watch = notes["_watch"] = notes["loader"]
-            if isinstance(watch, _Loader):  # nobody has put another one there
+            if isinstance(watch, _Loader):  # it was not replaced by another one
                 watch.first()
             return
         self.__class__ = importlib.machinery.ModuleSpec  # type: ignore[assignment]

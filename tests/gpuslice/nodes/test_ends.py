@@ -63,7 +63,7 @@ def test_a_spilled_snapshot_is_sent(source: Path, target: Path, tmp_path: Path) 
     spill = tmp_path / "spill"
     take(source, JOB, 4, [storages(1)], spill=spill)
     assert len(RamDisk(source, spill_directory=spill).spill()) == 1
-    with pytest.raises(UsageError, match="nobody has"):
+    with pytest.raises(UsageError, match="no rank has"):
         a_sender(source)
     sender, held = a_sender(source, spill)
     transfer(sender, held, a_receiver(target))
