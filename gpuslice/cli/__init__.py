@@ -60,7 +60,7 @@ _NOBODY_READS = 141
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of the ``gpuslice`` script; exits the process."""
+    """Run the command line ``argv``, by default the process's own, and exit with its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_closed_streams()
     try:
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Have something to write to in place of each closed stream. What is executed finds it closed again."""
+    """Open /dev/null in place of each closed standard stream. A program that is executed finds it closed."""
     occupy_closed_streams()
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -100,7 +100,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _to_complete() -> list[str]:
-    """The words that a shell wants completed, if it is a shell that asks: it does so by the environment."""
+    """Return the words that a shell wants completed. Return none if no shell asks (by the environment)."""
     if "_GPUSLICE_COMPLETE" not in os.environ:
         return []
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
@@ -108,7 +108,9 @@ def _to_complete() -> list[str]:
 
 
 def _named(arguments: list[str]) -> list[str]:
-    """Take the options that name a scheduler off the beginning; whoever asks one finds them again.
+    """Return ``arguments`` without the options before the command, which name a scheduler.
+
+    They are kept in ``named_scheduler`` and in the environment.
 
     Raises
     ------

@@ -44,7 +44,7 @@ def _root(
 
 
 def build(modules: Mapping[str, str]) -> typer.Typer:
-    """The typer application with the commands in ``modules``, by name."""
+    """Return the typer application with the commands in ``modules``, by name."""
     app = _empty()
     for name, path in modules.items():
         module = importlib.import_module(path)
@@ -56,7 +56,9 @@ def build(modules: Mapping[str, str]) -> typer.Typer:
 
 
 def outline(modules: Mapping[str, str]) -> typer.Typer:
-    """The same with the names and the help of the commands, for a command line that names none of them.
+    """Return an application with only the names and the help of the commands in ``modules``.
+
+    It is for a command line that names none of them.
 
     The modules are read and not imported: that takes longer than all the rest.
     """
@@ -83,7 +85,7 @@ def _empty() -> typer.Typer:
 
 
 def _help(module: str) -> str:
-    """What the command in ``module`` says of itself: its docstring, or its ``typer.Typer``'s ``help``."""
+    """Return the help of the command in ``module``: its docstring, or its ``typer.Typer``'s ``help``."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
@@ -97,10 +99,10 @@ def _help(module: str) -> str:
 
 
 class _Rest(TyperCommand):
-    """A command that takes everything from some word on; keeps a leading ``--``, which is one."""
+    """A command whose argument takes all words from one on; a leading ``--`` is such a word."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Double the first ``--``: the parser takes one away if it comes before the rest, else we do."""
+        """Parse ``args``. Double the first ``--`` before, because the parser takes one away."""
         if "--" in args:
             args.insert(args.index("--"), "--")
         left = super().parse_args(ctx, args)
@@ -123,7 +125,7 @@ def _unknown(option: str, close: Sequence[str]) -> str:
 
 
 def _settings(command: Callable[..., object]) -> dict[str, Any]:
-    """How typer is to treat ``command``."""
+    """Return typer's settings for ``command``."""
     declared = [parameter.declared for parameter in declare.parameters(command).values()]
     if not any(isinstance(one, declare.Argument) and one.rest for one in declared):
         return {}
@@ -134,7 +136,7 @@ def _settings(command: Callable[..., object]) -> dict[str, Any]:
 
 
 def _typed(command: Any) -> Callable[..., Any]:
-    """``command`` with annotations that typer understands."""
+    """Return ``command`` with annotations that typer understands."""
     twin = FunctionType(command.__code__, command.__globals__, command.__name__, command.__defaults__)
     twin.__doc__ = command.__doc__
     twin.__annotations__ = {name: _hint(hint) for name, hint in declare.hints(command).items()}
@@ -157,7 +159,7 @@ def _hint(hint: Any) -> Any:
 
 
 def run(modules: Mapping[str, str], arguments: Sequence[str]) -> int:
-    """Parse and do what ``arguments`` say; returns the exit code.
+    """Parse ``arguments``, run their command and return the exit code.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the commands that ask the scheduler do. No parser is imported here: their answers shall be instant.
+"""The commands that ask the scheduler. No parser is imported here, so that they answer at once.
 
 Each function takes the parameters of its command and returns the exit code.
 """
@@ -113,7 +113,7 @@ def wait(
     timeout: str | None = None,
     state_dir: str | Path | None = None,
 ) -> int:
-    """Wait for the end of all of ``jobs``; the first exit code that is not 0 is ours."""
+    """Wait until all of ``jobs`` have ended. Return their first exit code that is not 0."""
     ends_s = None if timeout is None else time.monotonic() + parse_duration(timeout)
     status = 0
     with reading(state_dir) as client:
@@ -131,7 +131,7 @@ def wait(
 
 
 def _check_known(client: Client | StoppedScheduler, jobs: Sequence[str]) -> None:
-    """Refuse a name of which there is no job, before anything is done with the others."""
+    """Raise ``UsageError`` if one of several ``jobs`` does not exist, before any of them is changed."""
     if len(jobs) > 1:  # of a single one the scheduler says it
         known = {one.id for one in client.jobs()}
         for job in jobs:
@@ -140,7 +140,7 @@ def _check_known(client: Client | StoppedScheduler, jobs: Sequence[str]) -> None
 
 
 def exit_status(job: JobInfo) -> int:
-    """What a shell would say of a job that ended: its exit code, 128 + n for signal n."""
+    """Return the exit code of a job that ended, as a shell would: 128 + n for signal n."""
     if job.state == "succeeded":
         return 0
     code = job.exit_code or 1
@@ -181,7 +181,7 @@ def _print(part: bytes) -> int:
 
 
 def _left_with_its_jobs(log: Path) -> bool:
-    """Whether a scheduler that is gone has seen the end of the job that has this log: `down --drain`."""
+    """Return True if the job with this log had ended before its scheduler left (`down --drain`)."""
     from gpuslice.sched_core.nodes import exit_record
 
     found = exit_record.read(log.with_suffix(".exit"))
@@ -239,7 +239,7 @@ def resume(jobs: Sequence[str], *, as_json: bool = False, state_dir: str | Path 
 def _each(
     jobs: Sequence[str], ask: Callable[[Client, str], None], as_json: bool, state_dir: str | Path | None
 ) -> int:
-    """Ask it of each job, also if it is refused for another; the first refusal's exit code is ours."""
+    """Call ``ask`` for each job, also after a refusal. Return the exit code of the first refusal, or 0."""
     status = 0
     with connect(state_dir) as client:
         _check_known(client, jobs)
@@ -281,7 +281,7 @@ def down(*, drain: bool = False, as_json: bool = False, state_dir: str | Path | 
 
 
 def _done(as_json: bool, **what: object) -> int:
-    """Success: nothing to say, unless a program wants to know what it was about."""
+    """Return 0. With ``as_json``, print ``what`` as JSON before."""
     if as_json:
         print(msgspec.json.encode(what).decode())
     return 0

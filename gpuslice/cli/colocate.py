@@ -1,4 +1,4 @@
-"""``gpuslice colocate``: what scripts make of a device that they share."""
+"""``gpuslice colocate``: how fast scripts train that share a device."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def measure_all(
 
 @contextmanager
 def _ended_like_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM and a terminal that closes interrupt us as Ctrl-C does: the scripts end with us."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that the scripts end together with this process."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -149,7 +149,7 @@ def _ended_like_ctrl_c() -> Iterator[None]:
 
 
 def unique(scripts: Sequence[str]) -> list[str]:
-    """Names for the jobs: what the user wrote, with a number if it is the same once more."""
+    """Return a name for each job: what the user wrote, with a number if it was written before."""
     return [
         script if scripts.index(script) == at else f"{script} #{scripts[: at + 1].count(script)}"
         for at, script in enumerate(scripts)

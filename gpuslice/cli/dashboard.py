@@ -1,4 +1,4 @@
-"""What ``gpuslice top`` shows: devices, queues and jobs, as one picture of how things stand."""
+"""The picture of ``gpuslice top``: devices, queues and jobs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _COLUMNS = {
 
 
 def picture(status: SchedulerStatus, width: int, height: int, notice: str = "") -> RenderableType:
-    """How things stand, in at most ``height`` lines where that is possible.
+    """Return the picture of ``status``, in at most ``height`` lines where that is possible.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def _devices(status: SchedulerStatus, colours: dict[str, str]) -> Table:
 
 
 def _device_strip(device: DeviceInfo, status: SchedulerStatus, colours: dict[str, str]) -> Text:
-    """One character per moment: how much of it the device was held, in the colour of who held it most."""
+    """Return one character per moment: how much of it the device was in use, in the main user's colour."""
     strip = Text()
     since_s = status.now_s - WINDOW_S
     slices = {
@@ -108,7 +108,7 @@ def _device_strip(device: DeviceInfo, status: SchedulerStatus, colours: dict[str
 
 
 def _queues(jobs: Sequence[JobInfo], colours: dict[str, str]) -> Table:
-    """Who is in which queue; without queues, who waits."""
+    """Return the table of queues: the jobs of each, on devices and waiting."""
     table = _table("QUEUE", "ON DEVICES", "WAITING")
     present = [job for job in jobs if not job.ended]
     levels = sorted({job.level for job in present}, key=lambda level: -1 if level is None else level)
@@ -127,7 +127,7 @@ def _names(jobs: Sequence[JobInfo], colours: dict[str, str]) -> Text:
 
 
 def _jobs(status: SchedulerStatus, colours: dict[str, str], room: int, width: int) -> Table:
-    """The jobs, those on devices first, the ended last; as much of each as ``width`` has room for."""
+    """Return the table of jobs: those on devices first, ended ones last, with the columns that fit."""
     shown = [column for column, least in _COLUMNS.items() if width >= least]
     table = _table(*shown)
     ordered = sorted(status.jobs, key=lambda job: (job.ended, not job.devices))
@@ -155,14 +155,14 @@ def _jobs(status: SchedulerStatus, colours: dict[str, str], room: int, width: in
 
 
 def _progress(job: JobInfo) -> RenderableType:
-    """A bar, where the number of steps is known."""
+    """Return a progress bar. Return a dash if the number of steps is not known."""
     if job.total_steps is None:
         return Text("-", "dim")
     return ProgressBar(job.total_steps, min(job.steps, job.total_steps), width=_BAR)
 
 
 def _job_strip(job: JobInfo, now_s: float, colour: str) -> Text:
-    """One character per moment: how much of it the job had devices."""
+    """Return one character per moment: how much of it the job had devices."""
     heights = (_height(_share(job.recent, begin_s, end_s)) for begin_s, end_s in _columns(now_s))
     return Text("".join(heights), colour)
 
@@ -173,7 +173,7 @@ def _columns(now_s: float) -> Iterable[tuple[float, float]]:
 
 
 def _share(slices: Iterable[SliceInfo], begin_s: float, end_s: float) -> float:
-    """Which part of the moment from ``begin_s`` to ``end_s`` the slices fill."""
+    """Return the part of the time from ``begin_s`` to ``end_s`` that the slices fill, 0 to 1."""
     filled_s = 0.0
     for one in slices:
         until_s = end_s if one.until_s is None else min(one.until_s, end_s)

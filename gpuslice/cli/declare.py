@@ -69,18 +69,18 @@ class Parameter(NamedTuple):
 
     @property
     def flag(self) -> bool:
-        """Whether it is an option without a value."""
+        """True if it is an option without a value."""
         return self.kind is bool
 
     def read(self, text: str) -> Any:
-        """The value that ``text`` stands for; ``ValueError`` if it stands for none."""
+        """Return the value that ``text`` stands for. Raise ``ValueError`` if it stands for none."""
         if self.kind not in (str, int, float, Path) and not issubclass(self.kind, Enum):
             raise ValueError(f"no rule for a {self.kind.__name__}")
         return self.kind(text)
 
 
 def parameters(command: Callable[..., object]) -> dict[str, Parameter]:
-    """What ``command`` takes, by name; parameters that are declared otherwise are left out."""
+    """Return the parameters of ``command`` that are declared here, by name."""
     code = command.__code__
     optional = code.co_varnames[code.co_argcount - len(command.__defaults__ or ()) : code.co_argcount]
     found: dict[str, Parameter] = {}
@@ -95,18 +95,18 @@ def parameters(command: Callable[..., object]) -> dict[str, Parameter]:
 
 
 def hints(command: Callable[..., object]) -> Mapping[str, Any]:
-    """The annotations of ``command``, evaluated."""
+    """Return the evaluated annotations of ``command``."""
     return get_type_hints(command, include_extras=True)
 
 
 def declaration(hint: Any) -> Option | Argument | None:
-    """What an annotation declares, if it is of ours."""
+    """Return the ``Option`` or ``Argument`` in an annotation. Return None if it has none."""
     extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     return next((extra for extra in extras if isinstance(extra, Option | Argument)), None)
 
 
 def _kind(hint: Any) -> tuple[type, bool]:
-    """The type of a value, and whether there may be several: of ``list[str] | None``, str and True."""
+    """Return the type of a value, and True if there may be several: str and True of ``list[str] | None``."""
     if get_origin(hint) in (UnionType, Union):
         (hint,) = (part for part in get_args(hint) if part is not NoneType)
     return (get_args(hint)[0], True) if get_origin(hint) is list else (hint, False)

@@ -1,4 +1,4 @@
-"""``gpuslice demo``: three real trainings share one device, and nobody can tell from the models."""
+"""``gpuslice demo``: three real trainings share one device, and their models are as without sharing."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def command(
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End as on Ctrl-C, so that nothing is left running."""
+    """Raise ``KeyboardInterrupt``, so that nothing is left running."""
     sys.exit(128 + number)

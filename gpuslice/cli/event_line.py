@@ -16,7 +16,7 @@ def narrow(event: EventInfo, columns: int) -> str:
 
 
 def line(event: EventInfo) -> str:
-    """Return the line: fields separated by tabs, the last one with what is told besides."""
+    """Return the line: time, job, event and details, separated by tabs."""
     who = event.job if event.rank is None else f"{event.job}:{event.rank}"
     # What was not asked for when a job was submitted says nothing.
     told = {

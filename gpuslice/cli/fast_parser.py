@@ -21,14 +21,14 @@ COMMANDS = frozenset(
 
 
 def find(module: str, words: Sequence[str]) -> Callable[[], int] | None:
-    """What ``words`` ask of the command in ``module``, ready to be called; ``None``: ask the parser."""
+    """Parse ``words`` and return the command as a callable. Return None if only the parser can decide."""
     command = importlib.import_module(module).command
     given = read(parameters(command), words)
     return None if given is None else lambda: int(command(**given) or 0)
 
 
 def read(taken: Mapping[str, Parameter], words: Sequence[str]) -> dict[str, Any] | None:
-    """The parameters that ``words`` set; ``None`` if they are not exactly right and plain."""
+    """Return the values of the parameters that ``words`` set. Return None if they are not exactly right."""
     options = {word: parameter for parameter in taken.values() for word in parameter.words}
     arguments = [parameter for parameter in taken.values() if isinstance(parameter.declared, Argument)]
     given: dict[str, Any] = {}
@@ -51,12 +51,12 @@ def read(taken: Mapping[str, Parameter], words: Sequence[str]) -> dict[str, Any]
 
 
 def _next(arguments: list[Parameter]) -> Parameter:
-    """The argument that the next word is for; one that takes many stays."""
+    """Return the argument that the next word is for. Remove it, unless it takes several words."""
     return arguments[0] if arguments[0].many else arguments.pop(0)
 
 
 def _is_rest(argument: Parameter, word: str, left: Sequence[str]) -> bool:
-    """Whether ``argument`` begins with ``word``, which ``left`` follows, and takes all that."""
+    """Return True if ``argument`` takes ``word`` and all words after it, which are ``left``."""
     if not isinstance(argument.declared, Argument) or not argument.declared.rest:
         return False
     if word == "-m":  # to the parser an option like others; only what is none ends them
@@ -65,7 +65,7 @@ def _is_rest(argument: Parameter, word: str, left: Sequence[str]) -> bool:
 
 
 def _set(given: dict[str, Any], parameter: Parameter, text: str) -> bool:
-    """Enter the value that ``text`` stands for; whether it is plain and stands for one."""
+    """Enter the value that ``text`` stands for. Return False if it is not plain or stands for none."""
     if not text or text.startswith("-"):
         return False
     try:

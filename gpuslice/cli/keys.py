@@ -16,7 +16,7 @@ app = typer.Typer(help="Make keys for a scheduler that is reached by TCP.")
 def new(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory to be made.")],
 ) -> None:
-    """Make a directory with keys for a scheduler and for one client: `gpuslice up --curve-keys DIR`."""
+    """Make a directory with keys for a scheduler (`gpuslice up --curve-keys DIR`) and for one client."""
     curve.make(directory)
     typer.echo(f"{directory}: keys of a scheduler and of one client; keep it to yourself")
 
@@ -29,6 +29,9 @@ def add(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A directory to be made, for that client.")],
 ) -> None:
-    """Make keys for another client, who may connect from now on; bring OUT to them by a safe way."""
+    """Make keys for another client.
+
+    The client may connect from now on. Bring OUT to them by a safe way.
+    """
     curve.add(directory, name, out)
     typer.echo(f"{out}: keys of {name}, for --curve-keys there")

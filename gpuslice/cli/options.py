@@ -13,7 +13,7 @@ StateDir = Annotated[
 
 
 def _jobs_like(incomplete: str) -> list[str]:
-    """Ids that begin so, for shell completion; none if nobody can be asked."""
+    """Return ids of jobs that begin with ``incomplete``, for shells. Return none without a scheduler."""
     from gpuslice.errors import GpusliceError
 
     from .client_commands import connect

@@ -183,7 +183,7 @@ def _open(directory: str | None, spill_dir: str | None, spill_limit: str | None 
 
 
 def _file(snapshot: str, directory: str | None, spill_dir: str | None) -> Path:
-    """The file of the snapshot that is meant; a file of that name comes before a job."""
+    """Return the file of a snapshot, which is named by its path or else by its job."""
     path = Path(snapshot)
     if os.path.lexists(path) or path.name != snapshot:
         return path

@@ -1,4 +1,4 @@
-"""``gpuslice sim``: run a trace through a policy, and report what came of it."""
+"""``gpuslice sim``: simulate a trace under policies, and report the metrics."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def command(
 def _load(
     path: Path, trace_format: str, throughputs: Path | None, clamp_to: str | None, retries: str | None
 ) -> tuple[Trace, str]:
-    """The trace as it is to run, and what --retries made of it."""
+    """Return the trace that runs, and what --retries has changed in it."""
     from gpuslice.sched_core.cluster import Cluster
     from gpuslice.sched_core.traces.attempts import parse_retries, retried
 
@@ -141,7 +141,7 @@ def _load(
 
 
 def _names(policy: str | None, compare: str | None) -> list[str]:
-    """The policies that run."""
+    """Return the names of the policies that run."""
     if compare is None:
         return [policy or "2das"]
     if policy is not None:
@@ -154,7 +154,7 @@ def _names(policy: str | None, compare: str | None) -> list[str]:
 
 
 def _requests(base: Request, policies: list[str], settings: list[str]) -> list[Request]:
-    """One request per policy, each with the settings it takes."""
+    """Return one request per policy, each with the settings that the policy takes."""
     from gpuslice.sched_core.options import nearest
     from gpuslice.sched_core.policies.registry import policy_options
 
@@ -210,7 +210,7 @@ def _run(requests: list[Request], workers: int, *, show: bool) -> list[Outcome]:
 
 @contextmanager
 def _shown(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show on stderr how many of ``total`` are done: a bar on a terminal, else a line now and then."""
+    """Show on stderr how many of ``total`` are done: a bar on a terminal, else a line for each tenth."""
     if not sys.stderr.isatty():
         yield _lines(what, total)
         return

@@ -43,7 +43,7 @@ def command(
 
 
 def _last_json(words: list[str], json: Path | None) -> tuple[list[str], Path | None]:
-    """The script's words, and the file: the last two words name it if it was not named before the script."""
+    """Return the script's words, and the file of --json, which may also be the last two words."""
     if json is None and words[-2:-1] == ["--json"]:
         return words[:-2], Path(words[-1])
     return words, json

@@ -62,7 +62,7 @@ def command(
 
 
 def _readers() -> tuple[list[DeviceReader], str | None, str]:
-    """Instruments of GPUs, if there are any, and of the host; the driver's version, or why there is none."""
+    """Return readers of GPUs and the host, the driver's version, and why there are no GPUs."""
     from gpuslice.profiler.gpus import GpuReader
     from gpuslice.profiler.hosts import HostReader
 

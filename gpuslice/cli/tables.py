@@ -74,7 +74,7 @@ def _coloured(cells: list[str], state: int, *, header: bool) -> list[str]:
 
 
 def number(value: float | None, digits: int = 1, unit: str = "") -> str:
-    """A number with its unit, ``-`` if there is none."""
+    """Return a number with its unit. Return ``-`` if there is none."""
     return "-" if value is None else f"{value:.{digits}f}{unit and ' ' + unit}"
 
 
@@ -90,14 +90,14 @@ def duration(seconds: float | None) -> str:
 
 
 def blackout(job: JobInfo) -> str:
-    """What switches cost a job: together, and on average."""
+    """Return the total and the mean time that a job has lost to switches."""
     if job.blackout_mean_s is None:
         return "-"
     return f"{job.blackout_s:.2f} s ({job.blackout_mean_s * 1e3:.0f} ms)"
 
 
 def switch(job: JobInfo) -> str:
-    """What the last switch cost, and what it was to cost."""
+    """Return what the last switch of a job cost, and what was predicted."""
     if job.switch_s is None:
         return "-"
     predicted = "-" if job.switch_predicted_s is None else f"{job.switch_predicted_s * 1e3:.0f} ms"
@@ -105,14 +105,14 @@ def switch(job: JobInfo) -> str:
 
 
 def waited(job: JobInfo) -> str:
-    """How long it waited, and how much of that for its fair share and how much because of fragmentation."""
+    """Return how long a job waited, and in brackets its fair-share delay and its fragmentation delay."""
     if not job.waited_s:
         return "-"
     return f"{job.waited_s:.1f} s ({job.fair_share_delay_s:.1f}/{job.fragmentation_delay_s:.1f})"
 
 
 def state(job: JobInfo) -> str:
-    """The state, and what is unusual about it."""
+    """Return the state of a job, and what is unusual about it."""
     words = [job.state]
     ended = JobState(job.state).ended
     if job.held and not ended:
@@ -135,13 +135,13 @@ def state(job: JobInfo) -> str:
 
 
 def devices(job: JobInfo) -> str:
-    """Those it has, and of how many if it may have more or fewer."""
+    """Return the devices of a job; of an elastic job also the least and most that it may have."""
     words = ",".join(job.devices) or "-"
     return words if job.most_devices is None else f"{words} ({job.demand}:{job.most_devices})"
 
 
 def shares(job: JobInfo) -> str:
-    """Whom it shares its devices with, and how many times as long its steps take for that, if it is known."""
+    """Return the jobs that share its devices, and how many times as long its steps take, if known."""
     if not job.shares_with:
         return "-"
     words = f"with {','.join(job.shares_with)}"
@@ -152,12 +152,12 @@ def shares(job: JobInfo) -> str:
 
 
 def steps(job: JobInfo) -> str:
-    """How many it has made, of how many if that is known."""
+    """Return the steps that a job has made, and of how many if that is known."""
     return str(job.steps) if job.total_steps is None else f"{job.steps}/{job.total_steps}"
 
 
 def deadline(job: JobInfo) -> str:
-    """How long it still has until its deadline, or what became of that, and whether it is guaranteed."""
+    """Return the time to a job's deadline, or that it was met or missed; and if it is guaranteed."""
     if job.deadline_s is None:
         return "-"
     left_s = job.deadline_s - job.age_s
@@ -168,7 +168,7 @@ def deadline(job: JobInfo) -> str:
 
 
 def ending(job: JobInfo) -> str:
-    """Exit code and the class of a failure; ``-`` before there is any."""
+    """Return the exit code and the class of a failure. Return ``-`` before there is any."""
     words = ["-" if job.exit_code is None else str(job.exit_code), job.failure or ""]
     return " ".join(word for word in words if word)
 
