@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,20 @@ from gpuslice.cli.application import build
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference.md"
 BEGIN, END = "<!-- commands: begin -->", "<!-- commands: end -->"
+#: An option that so many commands have is described once.
+MANY = 10
 
 
 def commands() -> str:
     """Return the Markdown of all commands, in the order of ``gpuslice --help``."""
     root: Any = typer.main.get_command(build(COMMANDS))
-    lines = ["### gpuslice", "", *_options(root)]
-    for name, command in root.commands.items():
-        for words, one in _leaves(f"gpuslice {name}", command):
-            lines += _section(words, one)
+    leaves = [leaf for name, one in root.commands.items() for leaf in _leaves(f"gpuslice {name}", one)]
+    times = Counter(row for _, command in leaves for row in _rows(command))
+    common = [row for row, count in times.items() if count >= MANY]
+    lines = ["### Options before the command", "", *_table(_rows(root))]
+    lines += ["", "### Options of many commands", "", *_table(common)]
+    for words, command in leaves:
+        lines += _section(words, command, common)
     return "\n".join(lines).strip()
 
 
@@ -54,22 +60,31 @@ def _leaves(words: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield from _leaves(f"{words} {name}", one)
 
 
-def _section(words: str, command: Any) -> list[str]:
+def _section(words: str, command: Any, common: Sequence[str]) -> list[str]:
     help_text = [" ".join(part.split()) for part in (command.help or "").split("\n\n")]
     arguments = " ".join(_argument(one) for one in command.params if one.param_type_name == "argument")
     usage = f"    {words} [OPTIONS] {arguments}".rstrip()
-    about = [line for part in help_text for line in (_cell(part), "")]
-    return ["", f"### {words}", "", usage, "", *about, *_options(command)]
+    lines = ["", f"### {words}", "", usage]
+    for part in help_text:
+        lines += ["", _cell(part)]
+    rows = _rows(command)
+    own = [row for row in rows if row not in common]
+    also = ", ".join(row.split(" | ")[0].removeprefix("| ") for row in rows if row in common)
+    lines += ["", *_table(own)] if own else []
+    return lines + (["", f"Also: {also}."] if also else [])
 
 
 def _argument(argument: Any) -> str:
     return argument.metavar or str(argument.name).upper()
 
 
-def _options(command: Any) -> list[str]:
+def _rows(command: Any) -> list[str]:
     rows = [_row(one) for one in command.params if one.param_type_name == "option"]
-    rows = [row for row in rows if row]
-    return ["| option | |", "| --- | --- |", *rows] if rows else []
+    return [row for row in rows if row]
+
+
+def _table(rows: Sequence[str]) -> list[str]:
+    return ["| option | |", "| --- | --- |", *rows]
 
 
 def _row(option: Any) -> str:
