@@ -1,4 +1,4 @@
-"""The scheduler's verbs from Python: ``gpuslice.Client``; the command line is made of it."""
+"""``gpuslice.Client``: the scheduler's verbs from Python. The command line uses it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ERRORS: dict[int, type[GpusliceError]] = {
 
 
 class Client:
-    """Talks to the scheduler of a state directory; a context manager.
+    """A client of a scheduler; a context manager.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Give the sockets back."""
+        """Close the sockets."""
         self._context.destroy(linger=0)
 
     def submit(
@@ -218,7 +218,7 @@ class Client:
         self._connection.check_listener()
 
     def status(self) -> SchedulerStatus:
-        """The scheduler, its devices and all jobs."""
+        """Return the scheduler, its devices and all jobs."""
         status = self._ask(verbs.Status(), verbs.SchedulerStatus)
         jobs = list(status.jobs)
         while len(jobs) < status.job_count:
@@ -226,11 +226,11 @@ class Client:
         return msgspec.structs.replace(status, jobs=tuple(jobs))
 
     def jobs(self) -> list[JobInfo]:
-        """All jobs, in order of submission."""
+        """Return all jobs, in order of submission. ``why`` of each says why it does not train."""
         return list(self.status().jobs)
 
     def wait(self, job: str, timeout_s: float | None = None) -> JobInfo | None:
-        """Wait until ``job`` has ended; ``None`` if that takes longer than ``timeout_s``."""
+        """Wait until ``job`` has ended and return it. Return None after ``timeout_s``."""
         ended = self._await(verbs.Wait(job=job), verbs.Ended, timeout_s)
         return None if ended is None else ended.job
 
@@ -239,34 +239,35 @@ class Client:
         self._ask(verbs.Cancel(job=job), verbs.Done)
 
     def suspend(self, job: str) -> None:
-        """Keep ``job`` off the devices until ``resume``."""
+        """Take ``job`` off its devices at its next boundary, until ``resume``."""
         self._ask(verbs.Suspend(job=job), verbs.Done)
 
     def resume(self, job: str) -> None:
-        """Let a suspended job take part again."""
+        """Let a job have devices again that ``suspend`` has stopped."""
         self._ask(verbs.Resume(job=job), verbs.Done)
 
     def migrate(self, job: str, devices: Sequence[str]) -> None:
-        """Run ``job`` on ``devices``, one for each rank: it is suspended and goes on there.
+        """Suspend ``job`` and resume it on ``devices``, one for each rank.
 
-        A job that waits goes there when its turn comes. Whoever holds the devices goes where it comes from.
+        A job that waits goes there when its turn comes. A job that has these devices goes where ``job`` comes
+        from.
         """
         self._ask(verbs.Migrate(job=job, devices=tuple(devices)), verbs.Done)
 
     def weight(self, job: str, weight: float) -> None:
-        """Give ``job`` another weight, for policies that know weights."""
+        """Give ``job`` another weight: its share under ``rr`` and ``gandiva``."""
         self._ask(verbs.Weight(job=job, weight=weight), verbs.Done)
 
     def logs(self, job: str) -> LogFiles:
-        """Where the output of ``job`` is."""
+        """Return the paths of the output of ``job``, on the scheduler's machine."""
         return self._ask(verbs.Logs(job=job), verbs.LogFiles)
 
     def read_log(self, job: str, offset: int = 0, *, err: bool = False) -> bytes:
-        """What ``job`` has printed, or written to stderr, from byte ``offset`` on; the next part of it."""
+        """Return the next part of what ``job`` has printed, or written to stderr, from byte ``offset`` on."""
         return self._ask(verbs.ReadLog(job=job, err=err, offset=offset), verbs.LogPart).data
 
     def events(self, after: int = 0) -> Iterator[EventInfo]:
-        """What happened after event number ``after``, up to now, the oldest first."""
+        """Yield what happened after event number ``after`` until now, the oldest event first."""
         while True:
             part = self._ask(verbs.Events(after=after), verbs.History)
             yield from part.events
@@ -277,7 +278,7 @@ class Client:
     def down(self, *, drain: bool = False) -> None:
         """Cancel all jobs, or let them finish (``drain``), and end the scheduler.
 
-        Returns when their processes and its own have ended; by TCP, when it says that it leaves.
+        Return when all their processes have ended; by TCP, when the scheduler says that it leaves.
         """
         with self._connection.awaiting_exit():
             self._ask(verbs.Down(drain=drain), verbs.Done)
@@ -288,7 +289,10 @@ class Client:
         return answer
 
     def _await(self, request: Request, kind: type[_A], timeout_s: float | None) -> _A | None:
-        """Ask and wait. Whoever waits for a job asks again: a new scheduler may have taken over meanwhile."""
+        """Send ``request`` and return the answer. Return None after ``timeout_s``.
+
+        ``Wait`` and ``Admission`` are sent again: a new scheduler may have taken over meanwhile.
+        """
         self._connection.check_listener()
         frames = verbs.encode(checked(request))
         if len(frames[1]) > MAX_MESSAGE_BYTES:
@@ -328,7 +332,7 @@ def _expect(answer: Answer, kind: type[_A]) -> _A:
 
 
 def _check_utf8(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Refuse, by name, what cannot be handed on; ``checked`` would only say where in the request it is."""
+    """Raise ``UsageError`` if a word or a variable is not UTF-8 text, naming it."""
     for word in argv:
         if not is_word(word):
             raise UsageError(

@@ -30,39 +30,39 @@ _FAILED |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class Connection(Protocol):
-    """A way to a scheduler."""
+    """How a client reaches one scheduler."""
 
     @property
     def directory(self) -> Path | None:
-        """Its state directory, if it is reached by that."""
+        """The state directory of the scheduler. None if it is reached by TCP."""
         ...
 
     def connect_to(self, dealer: zmq.Socket[bytes]) -> None:
-        """Connect; returns at once, whether or not anybody is there."""
+        """Connect ``dealer``. Return at once, also if no scheduler is there."""
         ...
 
     def release(self, dealer: zmq.Socket[bytes]) -> None:
-        """Give back what ``connect_to`` took, before the socket is closed."""
+        """Free what ``connect_to`` has opened. To be called before ``dealer`` is closed."""
         ...
 
     def check_listener(self) -> None:
-        """Raise ``EnvironmentUnusableError`` if nobody listens; ZeroMQ would wait for somebody to come."""
+        """Raise ``EnvironmentUnusableError`` if no scheduler listens. ZeroMQ would wait for one."""
         ...
 
     def wait_answer(self, dealer: zmq.Socket[bytes], wait_ms: int) -> bool:
-        """Whether an answer can be read within ``wait_ms``."""
+        """Wait up to ``wait_ms`` for an answer. Return True if one can be read."""
         ...
 
     def awaiting_exit(self) -> AbstractContextManager[None]:
-        """Within it the scheduler says that it leaves; at the end of the block its process has ended.
+        """Return a context that waits, at its end, until the scheduler's process has ended.
 
-        As far as that can be seen from here.
+        By TCP that cannot be seen, and nothing is waited for.
         """
         ...
 
 
 class LocalConnection:
-    """The sockets of a state directory; the kernel vouches for both sides."""
+    """The sockets of a state directory. The kernel says which user is on the other side."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -75,13 +75,13 @@ class LocalConnection:
         dealer.connect(f"ipc://{self._directory / CLIENT_SOCKET}")
 
     def release(self, dealer: zmq.Socket[bytes]) -> None:
-        """There is nothing to give back."""
+        """Do nothing: nothing has been opened."""
 
     def check_listener(self) -> None:
         self._listener_pid()
 
     def _listener_pid(self) -> int:
-        """Who listens: a process, or 0 if it is of another PID namespace."""
+        """Return the process that listens, or 0 if it is in another PID namespace."""
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(str(self._directory / CLIENT_SOCKET))
@@ -126,7 +126,7 @@ class LocalConnection:
 
 
 class RemoteConnection:
-    """A TCP endpoint; CURVE keys vouch for both sides.
+    """A TCP endpoint. CURVE keys prove who is on the other side.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ class RemoteConnection:
         return dealer in ready
 
     def awaiting_exit(self) -> AbstractContextManager[None]:
-        """The scheduler's last word has to do."""
+        """Return a context that waits for nothing."""
         return nullcontext()
 
 
@@ -200,7 +200,9 @@ def find(
     curve_keys: str | Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Connection:
-    """The scheduler that is meant: at ``connect``, in ``state_dir``, else as the environment says.
+    """Return the connection to the scheduler at ``connect`` or in ``state_dir``.
+
+    Without either, ``environ`` names the scheduler.
 
     Raises
     ------
