@@ -1,4 +1,4 @@
-"""``gpuslice up`` in the background: started, awaited, and heard even where the disk takes nothing any more.
+"""``gpuslice up`` in the background: start it, wait for it, and print its errors even on a full disk.
 
 Until it can be used, the process talks to whoever started it through a pipe: text for people, at last one
 byte that is none. What it writes to stderr besides is in its log, if that can be written.
@@ -22,7 +22,7 @@ _READY = b"\0"
 
 
 def start(directory: Path, words: Sequence[str]) -> int:
-    """Start ``gpuslice up`` with ``words`` in the background; returns its pid when users may come.
+    """Start ``gpuslice up`` with ``words`` in the background. Return its pid once it can be used.
 
     What it has to say until then is written to stderr.
 
@@ -63,7 +63,7 @@ def start(directory: Path, words: Sequence[str]) -> int:
 
 
 def _ended(code: int, log: Path, begins: int, *, told: bool) -> SystemExit | EnvironmentUnusableError:
-    """What to raise for a scheduler that ended before it could be used."""
+    """Return the error for a scheduler that ended before it could be used."""
     with log.open("rb") as written:
         written.seek(begins)
         text = written.read().decode(errors="replace")
@@ -78,7 +78,7 @@ def _ended(code: int, log: Path, begins: int, *, told: bool) -> SystemExit | Env
 
 
 class StartupPipe:
-    """Whoever started this process, and waits until it can be used; a context manager.
+    """A pipe to the process that waits until this scheduler can be used; a context manager.
 
     A gpuslice error that ends the context meanwhile is told to them, and ends the process with its code.
 
@@ -104,7 +104,7 @@ class StartupPipe:
             raise SystemExit(error.exit_code) from error
 
     def tell(self, text: str) -> None:
-        """Print a line for people, as every command does that has something to say."""
+        """Print a line on stderr, or write it to the process that waits."""
         line = f"gpuslice: {text}\n"
         if self._descriptor is None:
             sys.stderr.write(line)
@@ -112,7 +112,7 @@ class StartupPipe:
             os.write(self._descriptor, line.encode())
 
     def ready(self) -> None:
-        """Let ``start`` return; from now on nobody waits."""
+        """Let ``start`` return: the scheduler can be used."""
         if self._descriptor is not None:
             os.write(self._descriptor, _READY)
             os.close(self._descriptor)

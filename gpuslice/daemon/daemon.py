@@ -38,7 +38,7 @@ _YOUNG = 1000
 
 
 def _ignore(text: str) -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 def serve(
@@ -54,7 +54,7 @@ def serve(
     others: OtherNodes | None = None,
     warn: Callable[[str], None] = _ignore,
 ) -> None:
-    """Be the scheduler of ``directory`` until it is taken down, or told by a signal to leave its jobs alone.
+    """Run the scheduler of ``directory`` until `down` or a signal ends it. A signal leaves the jobs alone.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def _directory_watch(directory: Path, scheduler: Scheduler) -> Iterator[Director
 
 
 class _Listeners:
-    """Who hears of each event: the journal before its commands leave, the others after.
+    """The listeners to events: the journal before their commands leave, the others afterwards.
 
     Attributes
     ----------
@@ -198,7 +198,7 @@ def _recover(
     clock: ContinuedClock,
     warn: Callable[[str], None],
 ) -> None:
-    """Go on where the journal ends, now and whenever the core has failed in the midst of an event."""
+    """Bring the core to where the journal ends, now and whenever the core fails at an event."""
     journal = listeners.journal
     assert journal is not None
     replay = Replay(journal, listeners.core, make_core)
@@ -217,7 +217,7 @@ def _recover(
 def _add_housekeeping(
     scheduler: Scheduler, listeners: _Listeners, devices: int, prestart: int | None
 ) -> None:
-    """Say what is done while nobody waits."""
+    """Add the tasks that are done while nobody waits."""
     assert listeners.journal is not None
 
     def limit_prestart() -> None:
@@ -237,7 +237,7 @@ def _add_housekeeping(
 
 
 def _replicas(scheduler: Scheduler, others: OtherNodes, remote: RemoteNodes | None) -> Replicas | None:
-    """What copies snapshots to other nodes, if that is wanted."""
+    """Return what copies snapshots to other nodes. Return None if nothing is to be copied."""
     if not others.replicate_every or remote is None or remote.transfers is None:
         return None
     return Replicas(
@@ -246,7 +246,7 @@ def _replicas(scheduler: Scheduler, others: OtherNodes, remote: RemoteNodes | No
 
 
 def _replayed(replay: Replay, clock: ContinuedClock) -> Iterator[tuple[Event, float, Sequence[Command]]]:
-    """What ``replay`` tells, one event after the other; then ``clock`` goes on from there."""
+    """Yield the events of ``replay``, then let ``clock`` go on from the last of them."""
     last_s = 0.0
     for event, when_s, commands in replay.advance():
         last_s = max(last_s, when_s)
@@ -255,7 +255,7 @@ def _replayed(replay: Replay, clock: ContinuedClock) -> Iterator[tuple[Event, fl
 
 
 def _rejected_summary(replay: Replay) -> str:
-    """One line about the events that were set aside."""
+    """Return one line about the events that were set aside."""
     first = next(iter(replay.rejected.values()))
     about = " ".join(filter(None, (first.event, first.job)))
     return (
@@ -266,7 +266,7 @@ def _rejected_summary(replay: Replay) -> str:
 
 @contextmanager
 def _translated_os_errors(directory: Path) -> Iterator[None]:
-    """Say of what the system refuses that it did; whatever else goes wrong with files has its own error."""
+    """Turn an ``OSError`` within the context into an ``EnvironmentUnusableError``."""
     try:
         yield
     except OSError as error:
@@ -278,7 +278,7 @@ def _translated_os_errors(directory: Path) -> Iterator[None]:
 
 
 def _affordable(device_count: int, present: int | None) -> int:
-    """How many jobs may wait for their first lease beside those that run, with the memory there is.
+    """Return how many jobs may be started beyond those that run, by the free memory.
 
     More than at ``present`` only with half as much again to spare, or it would change all the time.
     """
@@ -290,7 +290,7 @@ def _affordable(device_count: int, present: int | None) -> int:
 
 
 def _collect_ramdisk(setup: Setup) -> None:
-    """Remove what dead processes have left in the RAM disk, as ``gpuslice ramdisk gc`` does."""
+    """Remove what dead processes have left in the RAM disk, like ``gpuslice ramdisk gc``."""
     if all(device.kind == "null" for device in setup.devices):
         return
     from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk  # late, as below
@@ -306,7 +306,7 @@ def _collect_ramdisk(setup: Setup) -> None:
 
 
 def _discard_snapshots(directory: Path) -> None:
-    """Leave nothing in the RAM disk that none of our jobs can go on from."""
+    """Remove the snapshots that none of the scheduler's jobs can go on from."""
     from gpuslice.checkpoint.ramdisk.ramdisk import (
         RamDisk,  # late: it takes longer to import than all the rest
     )
@@ -318,7 +318,7 @@ def _discard_snapshots(directory: Path) -> None:
 
 
 def _defer_garbage_collection() -> None:
-    """Have garbage collected when nobody waits, not in the midst of a decision; it takes milliseconds."""
+    """Make automatic garbage collection rare: it would add milliseconds to a decision."""
     gc.collect()
     gc.freeze()  # what is there by now stays
     gc.set_threshold(50 * _YOUNG, *gc.get_threshold()[1:])  # if there is no time for it, it must be taken
@@ -331,7 +331,7 @@ def _collect_garbage() -> None:
 
 @contextmanager
 def _metrics(observer: EventObserver, core: Core, setup: Setup, port: int | None) -> Iterator[None]:
-    """Count for Prometheus, if that is wanted."""
+    """Serve metrics for Prometheus within the context, if a port is given."""
     if port is None:
         yield
         return
@@ -346,7 +346,7 @@ def _metrics(observer: EventObserver, core: Core, setup: Setup, port: int | None
 
 @contextmanager
 def _interruption() -> Iterator[tuple[list[int], int]]:
-    """SIGINT and SIGTERM, noted in a list, and a descriptor that can be read when there was one."""
+    """Yield a list of the signals SIGINT and SIGTERM that came, and a descriptor that is readable then."""
     noted: list[int] = []
     receiving, sending = os.pipe()
     os.set_blocking(sending, False)

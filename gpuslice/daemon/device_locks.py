@@ -67,7 +67,7 @@ class _Taken(NamedTuple):
 
     @property
     def who(self) -> str:
-        """The holder in words."""
+        """Return the holder in words."""
         where = f" in {_printable(self.holder.directory)}" if self.holder.directory else ""
         on = f" on {_printable(self.holder.host)}" if self.holder.host not in ("", _host()) else ""
         return f"process {self.holder.pid or 'unknown'} of user {_user_name(self.user)}{where}{on}"
@@ -75,7 +75,7 @@ class _Taken(NamedTuple):
 
 @contextmanager
 def held(directory: Path, devices: Sequence[DeviceName]) -> Iterator[None]:
-    """Hold the locks of those of ``devices`` that this machine has, for the scheduler of ``directory``.
+    """Hold the locks of ``devices`` on this machine within the context, for the scheduler of ``directory``.
 
     Parameters
     ----------
@@ -281,7 +281,7 @@ def _holder(descriptor: int) -> Holder:
 
 
 def _refusal(taken: Sequence[_Taken]) -> EnvironmentUnusableError:
-    """The error that names every device that another scheduler has, and who that is."""
+    """Return the error that names every device that another scheduler has, and that scheduler."""
     named: dict[str, list[DeviceName]] = {}
     for one in taken:
         named.setdefault(one.who, []).append(one.device)

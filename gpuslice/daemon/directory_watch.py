@@ -53,7 +53,7 @@ class DirectoryWatch:
             os.close(self.descriptor)
 
     def look(self) -> None:
-        """Look what has become of the directory after something in it was removed."""
+        """Check the directory after something in it was removed."""
         os.read(self.descriptor, _EVENTS_BYTES)
         if not self.problem and self._find_problem():
             Event().wait(_DELETED_WITHIN_S)

@@ -23,10 +23,10 @@ _logger = logging.getLogger("gpuslice")
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON."""
+    """Formats a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format ``record``; a traceback becomes part of ``details``."""
+        """Return ``record`` as a line. A traceback becomes part of ``details``."""
         details = dict(getattr(record, "details", {}))
         if record.exc_info:
             details["traceback"] = self.formatException(record.exc_info)
@@ -45,12 +45,12 @@ class _Files(RotatingFileHandler):
     """The files of the log."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Go without what cannot be written, on a full disk say: nothing depends on it."""
+        """Drop a record that cannot be written, for example on a full disk. Nothing depends on the log."""
 
 
 @contextmanager
 def kept_in(directory: Path, *, most_bytes: int = _MOST_BYTES) -> Iterator[None]:
-    """Keep what is logged in ``directory``, in at most four files of ``most_bytes``."""
+    """Write the log into ``directory`` within the context, in at most four files of ``most_bytes``."""
     handler = _Files(directory / FILE, maxBytes=most_bytes, backupCount=_OLDER_FILES, encoding="utf-8")
     handler.setFormatter(JsonLines())
     former = _logger.level
@@ -67,5 +67,5 @@ def kept_in(directory: Path, *, most_bytes: int = _MOST_BYTES) -> Iterator[None]
 
 
 def tell(event: str, message: str, *, job: str = "", details: Mapping[str, object] | None = None) -> None:
-    """Log that something happened."""
+    """Log an event."""
     _logger.info(message, extra={"event": event, "job": job, "details": dict(details or {})})

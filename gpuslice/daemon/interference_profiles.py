@@ -1,4 +1,4 @@
-"""What ``gpuslice colocate`` found out about pairs, read from its JSON, for a scheduler that packs."""
+"""What ``gpuslice colocate`` has measured of pairs, read from its JSON, for a scheduler that packs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Lab(msgspec.Struct):
 
 
 def read_profiles(path: Path) -> tuple[PairPrior, ...]:
-    """What the file says of pairs that were measured together, in order of their names.
+    """Return what the file says of pairs that were measured together, in order of their names.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def read_profiles(path: Path) -> tuple[PairPrior, ...]:
 
 
 def by_scripts(priors: Sequence[PairPrior]) -> dict[tuple[str, str], Prior]:
-    """The priors by both scripts."""
+    """Return the priors by both scripts."""
     return {(one.script, one.beside): one.prior for one in priors}
 
 
@@ -102,7 +102,7 @@ def _members(
 
 
 def _script(name: str) -> str:
-    """The lab's name of a script as a job of it would be called; once more the same has a number."""
+    """Return the script, without the number that the lab adds to a name that comes again."""
     try:
         words = shlex.split(name.rpartition(" #")[0] if _is_again(name) else name)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The journal that a scheduler begins with: the last one's, a new one, or what is whole of a damaged one."""
+"""The journal that a scheduler starts with: the last one's, a new one, or the whole part of a damaged one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BESIDE = ("-wal", "-shm")
 
 
 def open_journal(directory: Path, setup: Setup, *, accept_loss: bool, warn: Callable[[str], None]) -> Journal:
-    """The journal of the last scheduler if it was set up alike, else a new one.
+    """Open the journal of the last scheduler if it was set up alike, else a new one.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def open_journal(directory: Path, setup: Setup, *, accept_loss: bool, warn: Call
 
 
 def continued(directory: Path, setup: Setup) -> Setup:
-    """``setup``, but with the memory that devices had for the last scheduler if its jobs have not ended.
+    """Return ``setup``, with the device memory of the last scheduler if its jobs have not ended.
 
     What kernel and driver say of it changes with their versions, and jobs were accepted by what they said.
     """
@@ -78,7 +78,7 @@ def _former(journal: Journal) -> Setup | None:
 
 
 def _differences(former: Setup, setup: Setup) -> list[str]:
-    """The names of what differs."""
+    """Return the names of the settings that differ."""
     return [one.name for one in fields(Setup) if getattr(former, one.name) != getattr(setup, one.name)]
 
 
@@ -97,7 +97,7 @@ def _open(directory: Path, *, accept_loss: bool, warn: Callable[[str], None]) ->
 
 
 def _describe_unknown_jobs(directory: Path) -> str:
-    """Names the jobs that have logs and are not in what is whole of the journal, and which of them run."""
+    """Return a sentence on jobs that have logs and are not in the whole part of the journal."""
     known: set[str] = set()
     fresh = directory / "salvaged.sqlite"
     _build(directory, fresh)
@@ -117,13 +117,13 @@ def _describe_unknown_jobs(directory: Path) -> str:
 
 
 def _build(directory: Path, fresh: Path) -> None:
-    """A journal at ``fresh`` of what is whole."""
+    """Make a journal at ``fresh`` of the events that can be read."""
     _remove(fresh)
     salvage(directory / FILE, audit(directory / FILE), fresh)
 
 
 def _salvage(directory: Path, past: Path) -> None:
-    """Replace a damaged journal by what is whole of it; all of what was there is kept in ``past``."""
+    """Replace a damaged journal by its whole part. Keep all that was there in ``past``."""
     fresh = directory / "salvaged.sqlite"
     _build(directory, fresh)
     past.mkdir()
@@ -144,7 +144,7 @@ def _remove(path: Path) -> None:
 
 
 def has_unfinished_jobs(directory: Path) -> bool:
-    """Whether jobs of the last scheduler in ``directory`` have not ended, as far as can be read."""
+    """Return True if jobs of the last scheduler have not ended, as far as the journal can be read."""
     try:
         with Journal(directory / FILE, read_only=True) as journal:
             former = _former(journal)
@@ -180,7 +180,7 @@ def _refuse_unfinished(directory: Path, journal: Journal, former: Setup, setup: 
 
 
 def _set_aside(directory: Path) -> None:
-    """Keep what the last scheduler wrote, under other names."""
+    """Rename the files of the last scheduler, so that they are kept."""
     past = next_past(directory)
     past.mkdir()
     for name in (FILE, path_of(directory / FILE).name, "logs"):

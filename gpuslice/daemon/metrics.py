@@ -29,7 +29,7 @@ _MOST_STAGES = 64
 
 
 class Metrics:
-    """What is counted of ``core``; fed after the job history."""
+    """The numbers of ``core``. ``note`` is called after the job history's."""
 
     def __init__(self, core: Core, job_history: JobHistory, policy: str) -> None:
         self.registry = registry = CollectorRegistry()
@@ -80,7 +80,7 @@ class Metrics:
         )
 
     def note(self, event: Event, now: float, ended: Sequence[Phase]) -> None:
-        """Count ``event`` and the phases that ended with it."""
+        """Count ``event``, and the phases of jobs that ended with it."""
         if isinstance(event, Submitted):
             self._submitted.inc()
             self._jobs.labels(JobState.QUEUED.value).inc()
@@ -145,7 +145,7 @@ class Metrics:
 
 @contextmanager
 def served(metrics: Metrics, port: int) -> Iterator[int]:
-    """Serve ``metrics`` at ``port`` of this machine's own address (0: any that is free); yields the port.
+    """Serve ``metrics`` at ``port`` of 127.0.0.1 (0: any free port), and yield the port.
 
     Raises
     ------

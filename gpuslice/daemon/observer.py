@@ -34,13 +34,13 @@ class EventObserver:
         self._lines: list[tuple[str, str, str, dict[str, object]]] = []
 
     def note(self, event: Event, now: float, commands: Sequence[Command]) -> None:
-        """Take note of an event, past or new."""
+        """Count an event, past or new."""
         self._ended = self.job_history.note(event, now, commands)
         if self.metrics is not None:
             self.metrics.note(event, now, self._ended)
 
     def tell(self, event: Event) -> None:
-        """Keep for the log what changed with the event noted last, which is new."""
+        """Keep for the log what the newest noted event has changed."""
         if isinstance(event, Submitted):
             spec = event.spec
             details = {"devices": spec.demand, "tenant": spec.tenant, "weight": spec.weight}
@@ -49,7 +49,7 @@ class EventObserver:
             self._tell(phase)
 
     def write(self) -> None:
-        """Log what was kept; not before the orders that followed from it have left."""
+        """Log what was kept. To be called after the event's commands have left."""
         lines, self._lines = self._lines, []
         for event, message, job, details in lines:
             event_log.tell(event, message, job=job, details=details)

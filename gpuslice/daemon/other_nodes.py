@@ -84,17 +84,17 @@ class OtherNodes:
 
     @property
     def nodes(self) -> tuple[Found, ...]:
-        """All of them."""
+        """Return all nodes, this one first."""
         assert self._known is not None
         return self._known.nodes
 
     @property
     def devices(self) -> tuple[DeviceName, ...]:
-        """Those of all nodes, node by node."""
+        """Return the devices of all nodes, node by node."""
         return tuple(device.on(node.name) for node in self.nodes for device in self._local)
 
     def open(self, clock: Clock) -> RemoteNodes:
-        """Listen for agents, where those of an earlier scheduler look for it if that is possible."""
+        """Listen for agents, if possible at the address that agents of an earlier scheduler know."""
         assert self._known is not None
         keys = self._directory / _KEYS
         if not keys.exists():
@@ -124,7 +124,7 @@ class OtherNodes:
         return self._remote
 
     def begin(self, warn: Callable[[str], None]) -> None:
-        """Have an agent on each node; if Ray cannot do that, those that are there may do.
+        """Start an agent on each node by Ray. If Ray cannot, go on with the agents that are there.
 
         Raises
         ------
@@ -143,7 +143,7 @@ class OtherNodes:
             warn(f"no agents could be started, those that run go on: {error.message}")
 
     def end(self, warn: Callable[[str], None]) -> None:
-        """Give Ray its devices back; agents are told to leave by the scheduler."""
+        """Give Ray its devices back. The scheduler tells the agents to leave."""
         try:
             self._ask("end", self._wanted())
         except (EnvironmentUnusableError, UsageError) as error:
@@ -165,7 +165,7 @@ class OtherNodes:
         return sum(device.kind == "cuda" for device in self._local)
 
     def bring(self, job: str, sources: Sequence[str], targets: Sequence[str]) -> Sequence[str]:
-        """The command that brings the newest snapshot of each rank of ``job`` to a node."""
+        """Return the command that brings the newest snapshot of each rank of ``job`` to a node."""
         assert self._remote is not None
         nodes = tuple(node for node in self.nodes if node.name not in self._remote.lost)
         brought = {"sources": tuple(sources), "targets": tuple(targets)}
@@ -176,7 +176,7 @@ class OtherNodes:
         return [sys.executable, "-m", "gpuslice.nodes.agents", "bring", job, str(path)]
 
     def _ask(self, word: str, wanted: Wanted) -> bytes:
-        """What the process that asks Ray for something says."""
+        """Ask Ray for something by a process of its own. Return what that process prints."""
         process = subprocess.run(
             [sys.executable, "-m", "gpuslice.nodes.agents", word],
             input=msgspec.json.encode(wanted),
@@ -190,7 +190,7 @@ class OtherNodes:
         raise kind(lines[0], "".join(lines[1:]))
 
     def _read(self) -> _Known | None:
-        """What the last scheduler knew, if its jobs have not ended."""
+        """Return what the last scheduler knew. Return None if all its jobs have ended."""
         try:
             known = msgspec.json.decode((self._directory / _FILE).read_bytes(), type=_Known)
         except FileNotFoundError:

@@ -61,12 +61,12 @@ class JournalReplay:
         self.journal.close()
 
     def advance(self) -> Iterator[tuple[Event, float, Sequence[Command]]]:
-        """What was added since: events, when they happened, and what the scheduler did about them."""
+        """Yield the events that were added since, with their times and the scheduler's commands."""
         return self._replay.advance()
 
     @property
     def left_out(self) -> Mapping[int, SetAside]:
-        """The events that the core has not taken, by number."""
+        """Return the events that the core has not taken, by number."""
         return self._replay.rejected
 
 

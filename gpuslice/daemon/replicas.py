@@ -1,4 +1,4 @@
-"""Every n-th snapshot of a job on one other node, too: ``gpuslice up --ray auto --replicate-every N``."""
+"""Copies of every n-th snapshot on another node: ``gpuslice up --ray auto --replicate-every N``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Replicas:
         self._taken: dict[str, int] = {}
 
     def see(self, event: Event) -> None:
-        """Copy the snapshot that a job has left with ``event``, if that is due.
+        """Copy the snapshot that a job has made with ``event``, if it is the n-th.
 
         One that falls due while the last is still on its way is copied instead of the next one.
         """
@@ -57,7 +57,7 @@ class Replicas:
             self._transfers.begin(job.id, sources, targets, done)
 
     def _after(self, node: str) -> str:
-        """The living node after ``node``; ``node`` if there is no other."""
+        """Return the living node after ``node``. Return ``node`` if there is no other."""
         names = list(dict.fromkeys(device.node for device in self._core.devices))
         start = names.index(node)
         lost = self._core.relocations.lost

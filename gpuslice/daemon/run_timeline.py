@@ -1,4 +1,4 @@
-"""The timeline of a scheduler's whole run, told by its journal: what the scheduler knew, it shows."""
+"""The timeline of a scheduler's whole run, made from its journal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEVICES, JOBS = "devices", "jobs"
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it was.
+    """What the journal says of a run.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Run:
 
 
 def read(path: Path) -> Run:
-    """The run that the journal at ``path`` is of.
+    """Read a run from the journal at ``path``.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def read(path: Path) -> Run:
 
 
 def timeline(run: Run) -> Timeline:
-    """A track for each device (more where jobs shared it), one for each job, an arrow for each migration."""
+    """Return a timeline: tracks of devices and jobs, and an arrow for each migration."""
     drawn = Timeline()
     for name in run.devices:
         drawn.track(DEVICES, name)

@@ -94,7 +94,7 @@ class Setup:
     core_version: Count = CORE_VERSION
 
     def make_policy(self) -> Policy:
-        """Who decides.
+        """Return the policy.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class Setup:
         return policy
 
     def make_core(self) -> Core:
-        """A core that knows no job yet; errors as of ``make_policy``."""
+        """Return a core without jobs. Raises what ``make_policy`` raises."""
         return Core(
             self.devices,
             self.make_policy(),
@@ -127,7 +127,7 @@ class Setup:
         )
 
     def environ(self) -> dict[str, str]:
-        """The settings that every job gets."""
+        """Return the variables that every job gets."""
         values = {
             "cpu_slots": str(_slots(self.devices)),
             "ramdisk_limit": self.ramdisk_limit,
@@ -183,7 +183,7 @@ def parse_devices(text: str) -> tuple[DeviceName, ...]:
 
 
 def _check_gpus(names: Sequence[DeviceName]) -> None:
-    """Refuse GPUs that no job could use, as far as the driver tells of any."""
+    """Raise an error for GPUs that no job could use, as far as the driver knows."""
     from gpuslice.kernels.nvml import read_driver
 
     first = next(name for name in names if name.kind == "cuda")
@@ -209,7 +209,7 @@ def _visible_gpus() -> list[Gpu]:
 
 
 def oversubscription_warning(devices: Sequence[DeviceName], cores: int | None = None) -> str:
-    """What to say if the slots of the host among ``devices`` are more than its cores; else nothing.
+    """Return a warning if the host's slots among ``devices`` are more than its cores, else nothing.
 
     ``cores`` are those that this process may use; asked for if not given.
     """
@@ -231,12 +231,12 @@ def small_ramdisk_warning(ramdisk: Path) -> str:
 
 
 def _slots(devices: Sequence[DeviceName]) -> int:
-    """Into how many slots the host is divided, if ``devices`` are to be there."""
+    """Return how many slots the host must have, so that ``devices`` exist."""
     return max(((device.index or 0) + 1 for device in devices if device.kind == "cpu"), default=0)
 
 
 def device_memory(devices: Sequence[DeviceName]) -> int:
-    """Bytes of memory of the smallest of ``devices``; slots of the host share its memory. 0: not known."""
+    """Return the bytes of memory of the smallest device; slots share the host's. 0 if not known."""
     sizes: list[int] = []
     slots = sum(device.kind == "cpu" for device in devices)
     if slots:
@@ -250,7 +250,7 @@ def device_memory(devices: Sequence[DeviceName]) -> int:
 
 
 def quotas(settings: Sequence[str]) -> dict[str, int]:
-    """Devices by tenant from ``tenant=devices``.
+    """Return devices by tenant from ``tenant=devices``.
 
     Raises
     ------
@@ -264,7 +264,7 @@ def quotas(settings: Sequence[str]) -> dict[str, int]:
 
 
 def tenant_ramdisk(settings: Sequence[str]) -> dict[str, str]:
-    """Sizes by tenant from ``tenant=size``.
+    """Return sizes by tenant from ``tenant=size``.
 
     Raises
     ------
@@ -280,7 +280,7 @@ def tenant_ramdisk(settings: Sequence[str]) -> dict[str, str]:
 def _by_tenant(
     option: str, settings: Sequence[str], value: str, example: str, fits: Callable[[str, str], bool]
 ) -> dict[str, str]:
-    """Values by tenant from ``tenant=value``; of a tenant named twice the last one."""
+    """Return values by tenant from ``tenant=value``. For a tenant named twice, the last one counts."""
     found: dict[str, str] = {}
     for setting in settings:
         tenant, _, text = setting.partition("=")
@@ -299,7 +299,7 @@ def options(
     defragment: bool = False,
     placement: str = "",
 ) -> dict[str, str]:
-    """The policy's own settings from ``--set``, ``--quantum``, ``--pack``, ``--defragment``, ``--placement``.
+    """Return the policy's settings from ``--set``, ``--quantum``, ``--pack`` and the like.
 
     Gandiva packs anyway, unless told not to.
 

@@ -74,7 +74,7 @@ _COLUMNS: tuple[tuple[str, Cell, Format, int], ...] = (
 
 
 def page(outcomes: Sequence[Outcome]) -> str:
-    """The whole document.
+    """Return the whole document.
 
     Parameters
     ----------

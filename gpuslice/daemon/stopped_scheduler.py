@@ -19,7 +19,7 @@ from gpuslice.verbs import EventInfo, JobInfo, LogFiles, SchedulerStatus
 
 
 class StoppedScheduler:
-    """Answers what ``gpuslice.Client`` does as far as the past is concerned; a context manager.
+    """Answers the questions of ``gpuslice.Client`` about the past; a context manager.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class StoppedScheduler:
 
     @property
     def directory(self) -> Path:
-        """The scheduler's."""
+        """Return the scheduler's directory."""
         return self._directory
 
     def __enter__(self) -> StoppedScheduler:
@@ -109,7 +109,7 @@ class StoppedScheduler:
             ) from error
 
     def events(self, after: int = 0) -> Iterator[EventInfo]:
-        """Return what happened after event number ``after``, the oldest first."""
+        """Yield what happened after event number ``after``, the oldest event first."""
         while True:
             part = history(self._replay.journal, after)
             yield from part.events
