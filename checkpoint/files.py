@@ -163,10 +163,7 @@ def write_at(descriptor: int, data: bytes | memoryview, position: int) -> None:
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Yield a short path of a socket, through a descriptor of its directory.
-
-    A socket's own path may have 107 bytes only.
-    """
+    """Yield a short path of a socket, by its directory's descriptor: its own may have 107 bytes only."""
     descriptor = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{path.name}"

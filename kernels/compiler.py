@@ -20,10 +20,7 @@ _TIMEOUT_S = 60
 
 
 def find_compiler(environ: Mapping[str, str] | None = None) -> list[str] | None:
-    """Return the command of a C compiler: ``$CC``, else the first of cc, gcc and clang, or None.
-
-    It is a list of words.
-    """
+    """Return the words of the C compiler's command: ``$CC``, else the first of cc, gcc and clang; or None."""
     environ = os.environ if environ is None else environ
     named = shlex.split(environ.get("CC", ""))
     for words in [named] if named else [["cc"], ["gcc"], ["clang"]]:

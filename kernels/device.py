@@ -171,10 +171,7 @@ class Device(ABC):
         """Free the memory of storages that are held as ``Way.FREED``. Empty ones stay empty."""
 
     def discard(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Drop the pages of storages that are held as ``Way.DISCARDED``.
-
-        Reading them then gives zeros or old bytes.
-        """
+        """Drop the pages of storages held as ``Way.DISCARDED``. Reading them gives zeros or old bytes."""
         if storages:
             raise EnvironmentUnusableError(f"{self.name} cannot drop pages under a tensor")
 

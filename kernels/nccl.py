@@ -60,10 +60,7 @@ class Communicator:
         self._address = ctypes.c_void_p(address)
 
     def memory(self) -> CommunicatorMemory | None:
-        """Return how much device memory NCCL tracks for the communicator.
-
-        Return None if this NCCL cannot tell. Then it cannot suspend, either.
-        """
+        """Return the device memory that NCCL tracks, or None if it cannot tell (nor suspend)."""
         if _library() is None:
             return None
         found = []
@@ -75,10 +72,7 @@ class Communicator:
         return CommunicatorMemory(*found)
 
     def suspend(self) -> bool:
-        """Release the memory that NCCL can release. Return False, with nothing changed, if NCCL refuses.
-
-        It refuses a communicator that shares its memory with another.
-        """
+        """Release memory. Return False, with nothing changed, if NCCL refuses (a shared communicator)."""
         return self._call("ncclCommSuspend", ctypes.c_int(_SUSPEND_MEM)) == 0
 
     def resume(self) -> None:

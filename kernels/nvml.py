@@ -100,10 +100,7 @@ def own_bytes(uuid: str) -> int | None:
 
 
 def bytes_of_process(pid: int) -> dict[str, int]:
-    """Return how much memory a process holds on each GPU, by UUID, as far as NVML tells.
-
-    Context and libraries are included.
-    """
+    """Return a process's memory on each GPU, context included, by UUID, as far as NVML tells."""
     if _begin():
         return {}
     found: dict[str, int] = {}

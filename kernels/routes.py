@@ -38,10 +38,7 @@ class TorchBuild:
 
 
 def installed_torch() -> TorchBuild | None:
-    """Return the torch that ``import torch`` would load, or None.
-
-    Nothing is imported, because importing torch takes seconds.
-    """
+    """Return the torch that ``import torch`` would load, or None. It is not imported: that takes seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None

@@ -67,8 +67,5 @@ class Checksums(Protocol):
         ...
 
     def note(self, offset: int, nbytes: int, checksum: int) -> bool:
-        """Take the checksum of a chunk of ``nbytes`` and its zeros. Return True if the target already has it.
-
-        The chunk need not be copied then. Raises what an inspector would raise.
-        """
+        """Take the checksum of a chunk and its zeros. Return True if the target already has the chunk."""
         ...

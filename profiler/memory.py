@@ -76,10 +76,7 @@ def unaccounted(held_bytes: int | None, *parts_bytes: int | None) -> int | None:
 
 
 class HostMemory:
-    """The anonymous resident memory of this process, where tensors of the host lie.
-
-    Make the object before the script has any tensor.
-    """
+    """The anonymous resident memory of this process. Make the object before the script has any tensor."""
 
     def __init__(self) -> None:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)

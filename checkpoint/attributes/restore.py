@@ -221,10 +221,7 @@ class _GraphChecker(Checker):
     def _being_filled(
         self, node: Node, live: Any, path: str
     ) -> Callable[[Maker, Callable[[Any], object]], Any] | None:
-        """Return a function that makes a container, announces it, and fills it.
-
-        Its items may refer to it.
-        """
+        """Return a function that makes a container, announces it, then fills it: items may refer to it."""
         if isinstance(node, KindNode):
             filling = containers.filling(node, live, path)
             content, own = self.content(node, live, path)

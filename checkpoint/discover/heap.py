@@ -35,10 +35,7 @@ def hide_imports() -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Run the block without automatic garbage collection.
-
-    A search makes thousands of objects that are no garbage.
-    """
+    """Run the block without automatic collection: a search makes thousands of objects that are no garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:

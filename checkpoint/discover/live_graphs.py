@@ -73,10 +73,7 @@ def _has_given_back(node: Any) -> bool:
 
 
 def has_held_gradient_node(parameter: torch.Tensor) -> bool:
-    """Return True if Python code holds the node that collects a parameter's gradient.
-
-    The hooks on that node must not be lost.
-    """
+    """Return True if Python code, hooks for instance, holds the node that collects a parameter's gradient."""
     return _references(parameter) > _references_by_a_graph()
 
 

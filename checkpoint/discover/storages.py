@@ -84,10 +84,7 @@ def sweep(device: Device, *, alone: bool = True) -> list[LiveStorage]:
 
 
 def sweep_any(device: Device) -> list[LiveStorage]:
-    """Return the storages of `sweep` for a route that moves memory as it is.
-
-    Only memory on other devices is refused.
-    """
+    """Return all live storages, for a route that moves memory as it is. Only memory elsewhere is refused."""
     tensors, storages = heap.look(torch.Tensor, torch.UntypedStorage)
     return _storages(tensors, storages, device)
 
@@ -114,10 +111,7 @@ def _storages(
 def _add(
     found: dict[int, LiveStorage], storage: torch.UntypedStorage, part: torch.Tensor | None, device: Device
 ) -> None:
-    """Add the storage of a tensor, or a bare storage, to ``found``.
-
-    Fake, functional and wrapper tensors have none.
-    """
+    """Add a tensor's storage, or a bare one, to ``found``. Fake, functional and wrapper tensors have none."""
     key = storage._cdata
     if key not in found:
         label = _BARE if part is None else describe_tensor(part)

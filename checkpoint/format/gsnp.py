@@ -43,10 +43,7 @@ _RECORD = struct.Struct("<8sIIQQIIQQQQQQQQ16s16s16sQ64s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The 4 KiB at the end of the tail that make a snapshot complete.
-
-    Positions and lengths are bytes from the start of the file.
-    """
+    """The last 4 KiB of the tail, which make a snapshot complete. Positions are bytes in the file."""
 
     restartable: bool = False
     generation: int

@@ -92,18 +92,12 @@ class Placement:
 
     @functools.cached_property
     def chunk_total(self) -> int:
-        """Number of ``chunks``.
-
-        A file may claim any number, so the chunks themselves are made only when needed.
-        """
+        """Number of ``chunks``, which are made only when needed: a file may claim any number."""
         return sum(-(-(stop - start) // CHUNK_BYTES) for start, stop in self.extents)
 
     @functools.cached_property
     def chunks(self) -> tuple[tuple[int, int], ...]:
-        """Start and end of every checksummed chunk: the extents in steps of ``CHUNK_BYTES``, without gaps.
-
-        The last chunk reaches to the end.
-        """
+        """Start and end of every checksummed chunk: the extents in steps of ``CHUNK_BYTES``, without gaps."""
         starts = [at for start, stop in self.extents for at in range(start, stop, CHUNK_BYTES)]
         return tuple(zip(starts, [*starts[1:], self.end], strict=False))
 

@@ -286,10 +286,7 @@ def read_description(read: Callable[[int, int], bytes], record: Record) -> tuple
 
 
 def _content(record: Record, metadata: Metadata, header: bytes) -> Content:
-    """Return the content, after a check that all parts fit together exactly as a writer makes them.
-
-    Checksums cannot vouch for that.
-    """
+    """Return the content if all parts fit together as a writer makes them: checksums cannot tell that."""
     sizes = [row.nbytes for row in metadata.storages]
     if min(sizes, default=0) < 0 or sum(sizes) > record.tail - record.payload:
         raise CorruptSnapshotError("a storage has an absurd size")

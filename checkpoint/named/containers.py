@@ -279,10 +279,7 @@ def _fill_object(target: Any, content: Mapping[str, Any], _own: Mapping[str, Any
 
 
 def _each(items: Iterable[Any]) -> Iterable[Any]:
-    """Return an iterator over the items.
-
-    A set that is updated from another collection may take over that collection's order.
-    """
+    """Return an iterator over the items: updated from a collection, a set may take over its order."""
     return iter(items)
 
 

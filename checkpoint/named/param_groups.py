@@ -79,10 +79,7 @@ def arrange(optimizer: torch.optim.Optimizer, groups: Sequence[Sequence[torch.Te
 
 
 def own_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[Any, Any]]:
-    """Return the state, by parameter, that may be loaded in place.
-
-    Such a state lies on its parameter's device and shares no memory.
-    """
+    """Return the state, by parameter, that lies on the parameter's device and shares no memory."""
     states = {
         parameter: state
         for parameter, state in optimizer.state.items()

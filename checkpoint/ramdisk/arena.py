@@ -30,10 +30,7 @@ def _ignore(memory: memoryview) -> None:
 
 
 class Arena:
-    """A slot file, created when first needed, and its mapping. It grows, and never shrinks while mapped.
-
-    ``own`` makes room for it in the same store, see `Budget.extend`.
-    """
+    """A slot file and its mapping, which grows and never shrinks. ``own`` makes room (`Budget.extend`)."""
 
     def __init__(self, path: Path, budget: Budget, own: Own) -> None:
         self.path = path

@@ -73,10 +73,7 @@ class SharedPieces:
         self.shared_bytes = 0
 
     def inspector(self, checksums: ChecksumRecorder | None) -> Inspector:
-        """Return an inspector of a copy. Chunks that are pieces are put, and need not be copied.
-
-        ``checksums`` notes the checksums of the chunks that it sees.
-        """
+        """Return an inspector that puts chunks that are pieces, and gives ``checksums`` all chunks."""
 
         def inspect(offset: int, data: memoryview) -> bool:
             if checksums is not None:

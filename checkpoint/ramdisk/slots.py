@@ -103,10 +103,7 @@ def pieces_of(slot: Path) -> list[Path]:
 
 
 def remove_pieces(slot: Path, kept: Container[str] = ()) -> None:
-    """Remove a slot's pieces, complete or not, except those with names in ``kept``.
-
-    Other ranks keep their names of the same files.
-    """
+    """Remove a slot's pieces except names in ``kept``. Other ranks keep their names of the same files."""
     with suppress(FileNotFoundError):
         for name in os.listdir(slot.parent):
             if name.startswith(f"{slot.stem}.") and name != slot.name and name not in kept:

@@ -100,10 +100,7 @@ class SnapshotWriter:
         return [index for index, found in enumerate(present) if found != keys[index]]
 
     def copy_equal(self, snapshot: SnapshotFile, digests: Digests) -> None:
-        """Copy chunks of another snapshot that have the wanted checksum at the same place.
-
-        `missing` checks the copies.
-        """
+        """Copy chunks of another snapshot with the wanted checksum and place. `missing` checks the copies."""
         if snapshot.content.placement == self._placement:
             chunks = self._placement.chunks
             for (start, stop), found, wanted in zip(chunks, snapshot.digests, digests, strict=True):

@@ -64,10 +64,7 @@ class BlockPlan(CapturePlan):
 def plan_blocks(
     shim: Vmm, device: Device, found: Sequence[LiveStorage], named: Sequence[tuple[str, torch.Tensor]]
 ) -> BlockPlan:
-    """Return the plan of a device's blocks, with the places of the named tensors in them.
-
-    The allocator's empty blocks are released first, so that they are not copied.
-    """
+    """Return the plan of a device's blocks and named tensors. Empty blocks are released first, not copied."""
     device.release_caches(workspaces=False)  # a captured graph needs its workspaces
     unordered = (block for gpu in device.name.indices for block in shim.blocks(gpu))
     blocks = sorted(unordered, key=lambda block: block.address)

@@ -111,10 +111,7 @@ class ParkedGroups:
             _agreed(self._parked, timedelta(), consent=False)
 
     def _release(self, record: SwitchRecord, device: Device) -> None:
-        """Release the communicators that all ranks can release, and record what stays.
-
-        All ranks have the same communicators.
-        """
+        """Release the communicators that all ranks (which have the same ones) can, and record what stays."""
         found = _communicators(device)
         if not found:
             return
@@ -262,10 +259,7 @@ def _backends() -> list[Any]:
 
 
 def _communicators(device: Device) -> list[Communicator]:
-    """Return NCCL's communicators on ``device``, in the order in which all ranks have made them.
-
-    Torch does not tell those between two ranks alone.
-    """
+    """Return NCCL's communicators on ``device``, in all ranks' order, but for those between two ranks."""
     found = [one for one in _backends() if one._get_backend_name() == "nccl"]
     if device.torch_device.type != "cuda" or not found:
         return []  # CUDA may not have begun

@@ -28,10 +28,7 @@ LIBRARIES = "context_and_libraries"
 
 @dataclass(slots=True)
 class SwitchRecord:
-    """Bytes, seconds (``_s``) and rates of one switch; docs/json.md explains each key.
-
-    Values of steps that have not happened yet are 0.
-    """
+    """Bytes, seconds (``_s``) and rates of one switch (docs/json.md). Values of later steps are 0."""
 
     boundary: int
     route: str = "tensor"

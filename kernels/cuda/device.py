@@ -91,10 +91,7 @@ class CudaDevice(Device):
         return storage.device.type == "cuda" and storage.device.index in self._gpus
 
     def memory(self) -> DeviceMemory:
-        """Return the sums over all GPUs.
-
-        If the allocator keeps no count, all memory in use counts as reserved by this process.
-        """
+        """Return the sums over all GPUs. Memory that the allocator does not count counts as reserved."""
         if not runtime_calls.has_begun():
             return DeviceMemory(0, 0, 0, 0)  # asking for the rest would begin CUDA
         found = [torch.cuda.mem_get_info(gpu) for gpu in self._gpus]
@@ -214,10 +211,7 @@ class CudaDevice(Device):
         return super().allocate(sizes)
 
     def release_caches(self, *, workspaces: bool = True) -> None:
-        """Release the allocator's free segments.
-
-        Workspaces are cuBLAS's. They lie in the caching allocator, per handle and stream.
-        """
+        """Release the allocator's free segments, and with ``workspaces`` those of cuBLAS."""
         if runtime_calls.has_begun():
             if workspaces:
                 torch._C._cuda_clearCublasWorkspaces()

@@ -49,10 +49,7 @@ class CudaLane:
             return buffer.zero_()
 
     def checksums(self, pieces: Pieces) -> list[int] | None:
-        """Return the XXH3-128 of pieces of device memory; None if too little memory is free for that.
-
-        ``pieces`` are address, bytes with padding, bytes. Waits for the result.
-        """
+        """Return the XXH3-128 of pieces (address, padded bytes, bytes); None if too little memory is free."""
         try:
             with torch.cuda.stream(self._stream):
                 words = torch.zeros(2 * len(pieces), dtype=torch.int64, device=self._stream.device)

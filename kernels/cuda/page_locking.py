@@ -116,10 +116,7 @@ class PageLocks:
                 self._unlock(runtime, [part for part, _ in _parts(address, nbytes)])
 
     def _unlock(self, runtime: Runtime, parts: Sequence[int]) -> None:
-        """Unlock these parts, and raise for the first that CUDA refuses.
-
-        Refused parts are tried again before a new lock.
-        """
+        """Unlock these parts. Raise for the first that is refused; it is tried again before a new lock."""
         codes = {part: code for part in parts if (code := runtime.host_unregister(part)) != 0}
         self._stuck |= codes.keys()
         for part, code in codes.items():

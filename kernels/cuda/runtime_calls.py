@@ -27,10 +27,7 @@ _home: list[int] = []
 
 
 def has_begun() -> bool:
-    """Return True if the script has begun CUDA in this process.
-
-    Only the script should begin it, because that cannot be undone.
-    """
+    """Return True if CUDA has begun in this process. Only the script should begin it: that is final."""
     return torch.cuda.is_initialized()  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -144,10 +141,7 @@ own_streams: set[int] = set()
 
 
 def make_stream(index: int) -> torch.cuda.Stream:
-    """Return a new stream.
-
-    torch's constructor would make its whole pool of 128 streams.
-    """
+    """Return a new stream. torch's constructor would make its whole pool of 128 streams."""
     library, pointer = _library(), ctypes.c_void_p()
     create = None if library is None else library.cudaStreamCreateWithPriority
     with torch.cuda.device(index):

@@ -52,10 +52,7 @@ def copy_out(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads
 
 
 def copy_in(pairs: Pairs, arena: memoryview, inspect: Inspector | None, threads: int) -> Transfer:
-    """Copy from ``arena`` into host storages, and return the statistics.
-
-    Fresh pages of the storages are faulted in on the way.
-    """
+    """Copy from ``arena`` into host storages, faulting in fresh pages, and return the statistics."""
     places = _pieces(pairs)
     pages = HugePages([(address, nbytes) for address, _, nbytes in places])
     base = view_address(arena)

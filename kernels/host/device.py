@@ -83,10 +83,7 @@ class CpuDevice(Device):
         return storage.device == _HOST
 
     def memory(self) -> DeviceMemory:
-        """Return the machine's memory, or zeros if it is unknown.
-
-        ``reserved_bytes`` is the anonymous resident memory of this process.
-        """
+        """Return the machine's memory, or zeros if unknown; reserved is RssAnon of this process."""
         try:
             machine = psutil.virtual_memory()
             total_bytes, used_bytes = machine.total, machine.total - machine.available
@@ -162,10 +159,7 @@ class CpuDevice(Device):
 
 
 def _available_bytes() -> int | None:
-    """Return how much memory new pages may take, or None if the kernel does not say.
-
-    Without a number the reserve is tried: a job must be able to come back.
-    """
+    """Return how much memory new pages may take, or None if unknown: a job must be able to come back."""
     try:
         return available_bytes()
     except EnvironmentUnusableError:
@@ -173,10 +167,7 @@ def _available_bytes() -> int | None:
 
 
 def _over(storage: torch.UntypedStorage) -> torch.Tensor:
-    """Return an empty tensor over a storage.
-
-    ``storage.is_pinned()`` itself makes torch warn about the device argument.
-    """
+    """Return a tensor over a storage: the storage's own ``is_pinned`` makes torch warn."""
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 

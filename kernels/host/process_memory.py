@@ -207,9 +207,6 @@ class AddressSpace:
         return found
 
     def is_private_anonymous(self, address: int, nbytes: int) -> bool:
-        """Return True if all of a range is private, anonymous and writable.
-
-        Dropping its pages then affects no other process.
-        """
+        """Return True if all of a range is private, anonymous and writable, so used by this process only."""
         index = bisect.bisect_right(self._private_anonymous, (address, sys.maxsize)) - 1
         return index >= 0 and address + nbytes <= self._private_anonymous[index][1]
