@@ -14,7 +14,7 @@ from .options import Json
 
 
 def command(
-    pid: Annotated[int, Argument(metavar="PID", help="A process that uses CUDA, yours.")],
+    pid: Annotated[int, Argument(metavar="PID", help="A process of yours that uses CUDA.")],
     suspend: Annotated[
         bool, Option("--suspend", help="Take it off its GPUs, CUDA context included.")
     ] = False,
@@ -24,11 +24,12 @@ def command(
         Option(
             "--to",
             metavar="cuda:0=cuda:1",
-            help="With --resume: from which GPU to which; they change places.",
+            help="With --resume: from which GPU to which; the two change places.",
         ),
     ] = None,
     timeout: Annotated[
-        float | None, Option("--timeout", metavar="SECONDS", help="How long it may take to become idle; 60.")
+        float | None,
+        Option("--timeout", metavar="SECONDS", help="How long it may take to become idle; 60 by default."),
     ] = None,
     as_json: Json = False,
 ) -> int:

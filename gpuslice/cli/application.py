@@ -36,9 +36,11 @@ def _root(
     ),
     # Taken off before (``_named``); declared here for the help and for what is wrong with them.
     connect: str | None = typer.Option(
-        None, metavar="tcp://HOST:PORT", help="A scheduler elsewhere [$GPUSLICE_CONNECT]."
+        None, metavar="tcp://HOST:PORT", help="Use the scheduler at this address [$GPUSLICE_CONNECT]."
     ),
-    curve_keys: str | None = typer.Option(None, metavar="DIR", help="Keys for that [$GPUSLICE_CURVE_KEYS]."),
+    curve_keys: str | None = typer.Option(
+        None, metavar="DIR", help="Keys for --connect [$GPUSLICE_CURVE_KEYS]."
+    ),
 ) -> None:
     """Time-slice, suspend, migrate and pack PyTorch training jobs, bit for bit."""
 

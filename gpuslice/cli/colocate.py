@@ -37,7 +37,9 @@ def command(
     scripts: Annotated[
         list[str], Argument(metavar='"SCRIPT.py [ARGS]"...', help="A script and its arguments as one word.")
     ],
-    device: Annotated[str, Option(help="Where all of them run: cpu, cpu:0 or cuda:0.")] = "cpu:0",
+    device: Annotated[
+        str, Option(help="The device that all of them run on: cpu, cpu:0 or cuda:0.")
+    ] = "cpu:0",
     pairs: Annotated[bool, Option("--pairs", help="Run every pair together; the default.")] = False,
     subsets: Annotated[int | None, Option(metavar="K", help="Run every K of them together.")] = None,
     seconds: Annotated[float, Option(help="How long they train together each time.")] = 20.0,

@@ -17,7 +17,7 @@ from gpuslice.types import MAX_SECONDS, DeviceName
 
 
 def command(
-    device: Annotated[str, typer.Option(help="What the jobs share: cpu or cuda:0.")] = "cpu:0",
+    device: Annotated[str, typer.Option(help="The device that the jobs share: cpu or cuda:0.")] = "cpu:0",
     quantum: Annotated[float, typer.Option(metavar="SECONDS", help="Length of a slice.")] = 1.0,
     steps: Annotated[
         int | None, typer.Option(metavar="N", help="Train every job for N steps only.", show_default=False)

@@ -10,9 +10,9 @@ from .options import Json, StateDir
 
 
 def command(
-    follow: Annotated[bool, Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Follow until Ctrl-C.")] = False,
     as_json: Json = False,
-    wide: Annotated[bool, Option("--wide", help="Cut no line off, on a terminal either.")] = False,
+    wide: Annotated[bool, Option("--wide", help="Cut no line.")] = False,
     state_dir: StateDir = None,
 ) -> int:
     """Print what happened to the jobs, the oldest event first.

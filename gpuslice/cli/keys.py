@@ -14,7 +14,7 @@ app = typer.Typer(help="Make keys for a scheduler that is reached by TCP.")
 
 @app.command()
 def new(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory to be made.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory that does not exist yet.")],
 ) -> None:
     """Make a directory with keys for a scheduler (`gpuslice up --curve-keys DIR`) and for one client."""
     curve.make(directory)
@@ -25,9 +25,11 @@ def new(
 def add(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The scheduler's directory of keys.")],
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Whose; remove accepted/NAME.public to undo it.")
+        str, typer.Argument(metavar="NAME", help="The client's name; remove accepted/NAME.public to undo it.")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A directory to be made, for that client.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A directory that does not exist yet, for that client.")
+    ],
 ) -> None:
     """Make keys for another client.
 

@@ -11,8 +11,8 @@ from .options import JobArgument, Json, StateDir
 
 def command(
     job: JobArgument,
-    follow: Annotated[bool, Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    stderr: Annotated[bool, Option("--err", help="What went to stderr.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Follow until the job ends.")] = False,
+    stderr: Annotated[bool, Option("--err", help="Print what went to stderr instead.")] = False,
     as_json: Json = False,
     state_dir: StateDir = None,
 ) -> int:

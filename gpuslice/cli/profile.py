@@ -28,7 +28,9 @@ def command(
     steps: Annotated[int, Option(metavar="N", help="Record so many steps, then end the script.")] = 200,
     json: Annotated[Path | None, Option(metavar="FILE", help="Write the profile as JSON.")] = None,
     html: Annotated[Path | None, Option(metavar="FILE", help="Write it as a page.")] = None,
-    device: Annotated[str | None, Option(help="cpu, cpu:1 or cuda:0; else where the script is.")] = None,
+    device: Annotated[
+        str | None, Option(help="cpu, cpu:1 or cuda:0; by default the one that the script uses.")
+    ] = None,
 ) -> None:
     """Measure a script's step times, memory, devices and tensor skew.
 

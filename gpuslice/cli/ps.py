@@ -11,8 +11,8 @@ from .options import Json, StateDir
 
 def command(
     as_json: Json = False,
-    watch: Annotated[bool, Option("--watch", help="Again every second, until Ctrl-C.")] = False,
-    wide: Annotated[bool, Option("--wide", help="All columns, and nothing cut off.")] = False,
+    watch: Annotated[bool, Option("--watch", help="Print again every second, until Ctrl-C.")] = False,
+    wide: Annotated[bool, Option("--wide", help="Print all columns, and cut nothing.")] = False,
     state_dir: StateDir = None,
 ) -> int:
     """List all jobs: state, device, progress, and why they wait.

@@ -21,10 +21,12 @@ from gpuslice.errors import SnapshotError, UsageError
 
 app = typer.Typer(help="Look after the RAM disk and its snapshots.")
 
-Directory = Annotated[str | None, typer.Option("--dir", help="The RAM disk, if not the usual one.")]
-Spill = Annotated[str | None, typer.Option("--spill-dir", help="Where snapshots go without room.")]
+Directory = Annotated[
+    str | None, typer.Option("--dir", help="The RAM disk's directory, if not the usual one.")
+]
+Spill = Annotated[str | None, typer.Option("--spill-dir", help="Where snapshots go if the RAM disk is full.")]
 Limit = Annotated[
-    str | None, typer.Option("--spill-limit", metavar="50G", help="Most bytes that they may take there.")
+    str | None, typer.Option("--spill-limit", metavar="50G", help="Most bytes of snapshots in --spill-dir.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; the keys are documented and stay.")]
 Snapshot = Annotated[

@@ -15,7 +15,9 @@ from .options import Route as RouteOption
 
 def command(
     words: Words = None,
-    device: Annotated[str | None, Option(help="cpu, cpu:1 or cuda:0; else where the script is.")] = None,
+    device: Annotated[
+        str | None, Option(help="cpu, cpu:1 or cuda:0; by default the one that the script uses.")
+    ] = None,
     suspend_every: Annotated[
         int | None, Option(metavar="N", help="Suspend and resume at every Nth boundary.")
     ] = None,
@@ -37,10 +39,11 @@ def command(
         str | None, Option(metavar="4G", help="Most bytes that snapshots may take.")
     ] = None,
     spill_dir: Annotated[
-        str | None, Option(metavar="DIR", help="Where snapshots of dead and parked jobs go without room.")
+        str | None,
+        Option(metavar="DIR", help="Where snapshots of dead and parked jobs go if the RAM disk is full."),
     ] = None,
     spill_limit: Annotated[
-        str | None, Option(metavar="50G", help="Most bytes that they may take there.")
+        str | None, Option(metavar="50G", help="Most bytes of snapshots in --spill-dir.")
     ] = None,
     report: Annotated[str | None, Option(metavar="FILE.json", help="Write a JSON report.")] = None,
     job: Annotated[
@@ -50,7 +53,7 @@ def command(
         ),
     ] = None,
     fresh: Annotated[
-        bool, Option("--fresh", help="Begin anew: remove what the job has left before.")
+        bool, Option("--fresh", help="Start from the beginning: remove the job's earlier snapshots.")
     ] = False,
     continue_anyway: Annotated[
         bool,

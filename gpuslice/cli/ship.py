@@ -14,15 +14,18 @@ def command(
     job: Annotated[str, Argument(metavar="JOB", help="The job's name: `gpuslice run --job JOB`.")],
     to: Annotated[str, Option(metavar="NODE", help="Where to: a node's name, or its id's first digits.")],
     from_node: Annotated[
-        str | None, Option("--from", metavar="NODE", help="Where it is, if not where it has come furthest.")
+        str | None,
+        Option(
+            "--from",
+            metavar="NODE",
+            help="Copy from here; by default from the node with the newest snapshot.",
+        ),
     ] = None,
     ray: Annotated[
         str | None, Option(metavar="HOST:PORT", help="The cluster's head, if not the one of this machine.")
     ] = None,
     ranks: Annotated[int | None, Option(metavar="N", help="How many ranks the job has.")] = None,
-    replace: Annotated[
-        bool, Option(help="Also in the place of a snapshot there that has come further.")
-    ] = False,
+    replace: Annotated[bool, Option(help="Replace a newer snapshot there, too.")] = False,
     as_json: Json = False,
 ) -> int:
     """Copy a job's newest snapshot to another node of a Ray cluster.

@@ -30,22 +30,28 @@ def command(
     trace_format: Annotated[
         str, typer.Option("--format", help="auto, csv, philly, gavel, alibaba.")
     ] = "auto",
-    policy: Annotated[str | None, typer.Option(metavar="NAME", help="Who decides; else 2das.")] = None,
+    policy: Annotated[str | None, typer.Option(metavar="NAME", help="The policy; 2das by default.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="K=V", help="Option of the policy; POLICY.K=V, placement.K=V for one."),
     ] = None,
-    placement: Annotated[str | None, typer.Option(metavar="NAME", help="Where jobs go.")] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which devices a job gets: consolidated, spread, skew, ..."),
+    ] = None,
     defragment: Annotated[
         bool, typer.Option("--defragment", help="Gangs move together when a job leaves, where it pays.")
     ] = False,
     cost: Annotated[
-        str, typer.Option(help="Of a switch: none, fixed:62s, measured (by the scheduler here), or a .json.")
+        str,
+        typer.Option(help="Cost of a switch: none, fixed:62s, measured (by the scheduler here), or a .json."),
     ] = "none",
     switch_share: Annotated[
         float, typer.Option(metavar="SHARE", help="Slices last until --cost is at most this part of them.")
     ] = SWITCH_SHARE,
-    speed: Annotated[str, typer.Option(help="Of jobs spread or packed: linear, or a .json.")] = "linear",
+    speed: Annotated[
+        str, typer.Option(help="Speed of jobs that are spread or packed: linear, or a .json.")
+    ] = "linear",
     peer: Annotated[
         str | None, typer.Option(metavar="tiresias:SCHEDULE/SCHEME", help="Compute what that simulator does.")
     ] = None,
@@ -53,7 +59,7 @@ def command(
         str | None, typer.Option(metavar="A,B,C", help="Several policies, in parallel.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(metavar="J", min=1, help="Processes for --compare; else all cores.")
+        int | None, typer.Option(metavar="J", min=1, help="Processes for --compare; by default one a core.")
     ] = None,
     engine: Annotated[
         str, typer.Option(help="auto, plain, compiled: the same results, the latter fast for long runs.")
@@ -61,7 +67,7 @@ def command(
     clamp: Annotated[bool, typer.Option(help="Clamp jobs that are larger than the cluster.")] = False,
     retries: Annotated[
         str | None,
-        typer.Option(metavar="CLASS:N,...", help="Retries by class; else as traced."),
+        typer.Option(metavar="CLASS:N,...", help="Retries of failures by class; by default as in the trace."),
     ] = None,
     throughputs: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Steps per second, for Gavel's traces.")
@@ -73,7 +79,8 @@ def command(
         Path | None, typer.Option(metavar="MEASURED.csv", help="Compare with measured times.")
     ] = None,
     progress: Annotated[
-        bool | None, typer.Option("--progress/--no-progress", help="Show progress; else on a terminal only.")
+        bool | None,
+        typer.Option("--progress/--no-progress", help="Show progress; by default on a terminal only."),
     ] = None,
 ) -> None:
     """Simulate a trace of jobs under one or more policies.

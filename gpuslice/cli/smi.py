@@ -28,7 +28,7 @@ _HOME = "\x1b[H\x1b[J"
 
 def command(
     as_json: Json = False,
-    watch: Annotated[bool, Option("--watch", help="Again every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, Option("--watch", help="Print again every second, until Ctrl-C.")] = False,
 ) -> int:
     """Show load, memory, power and processes of GPUs and host slots.
 

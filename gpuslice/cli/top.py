@@ -22,7 +22,7 @@ _QUIT = frozenset(b"qQ\x1b\x04")
 
 
 def command(
-    interval: Annotated[str, typer.Option(metavar="1s", help="Look again that often.")] = "1s",
+    interval: Annotated[str, typer.Option(metavar="1s", help="How often the screen is drawn anew.")] = "1s",
     state_dir: StateDir = None,
 ) -> None:
     """Show devices, queues and jobs as they change.

@@ -24,9 +24,12 @@ MOST_PRESTARTED = 100_000
 
 def command(
     devices: Annotated[
-        str, typer.Option(metavar="cuda:0,cuda:1", help="What to share; cpu:2 means two slots of the host.")
+        str,
+        typer.Option(metavar="cuda:0,cuda:1", help="Devices to share; cpu:2 means two slots of the host."),
     ] = "cpu:1",
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Who decides.")] = "rr",
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help="The policy that decides who runs when.")
+    ] = "rr",
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="K=V", help="Option of the policy.")
     ] = None,
@@ -38,13 +41,15 @@ def command(
     ] = "",
     spill_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where snapshots of dead and parked jobs go without room."),
+        typer.Option(
+            metavar="DIR", help="Where snapshots of dead and parked jobs go if the RAM disk is full."
+        ),
     ] = None,
     spill_limit: Annotated[
-        str, typer.Option(metavar="50G", help="Most bytes that they may take there.")
+        str, typer.Option(metavar="50G", help="Most bytes of snapshots in --spill-dir.")
     ] = "",
     bind: Annotated[
-        str | None, typer.Option(metavar="tcp://HOST:PORT", help="Let users come by TCP, too.")
+        str | None, typer.Option(metavar="tcp://HOST:PORT", help="Let users connect by TCP, too.")
     ] = None,
     curve_keys: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keys for --bind, see `gpuslice keys`.")
@@ -70,7 +75,7 @@ def command(
     ] = False,
     profiles: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What `gpuslice colocate --json` found of pairs, for --pack."),
+        typer.Option(metavar="FILE", help="Measured pairs of `gpuslice colocate --json`, for --pack."),
     ] = None,
     defragment: Annotated[
         bool, typer.Option("--defragment", help="Gangs move together when a job leaves, where it pays.")
@@ -88,7 +93,7 @@ def command(
         typer.Option(metavar="auto|HOST:PORT", help="Share these devices on all nodes of this Ray cluster."),
     ] = None,
     node_timeout: Annotated[
-        str, typer.Option(metavar="60s", help="A node of which nothing is heard for so long is lost.")
+        str, typer.Option(metavar="60s", help="A node that is silent for so long is lost.")
     ] = "60s",
     replicate_every: Annotated[
         int,
@@ -104,13 +109,15 @@ def command(
             metavar="N",
             min=0,
             max=MOST_PRESTARTED,
-            help="Most jobs to be started beyond those that run; as a rule one a device.",
+            help="Start at most so many jobs before their turn; by default about one a device.",
         ),
     ] = None,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Go on with what is whole of a damaged journal.")
+        bool, typer.Option("--accept-loss", help="Go on with the part of a damaged journal that can be read.")
     ] = False,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends it.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C ends it.")
+    ] = False,
     as_json: Json = False,
     state_dir: StateDir = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,

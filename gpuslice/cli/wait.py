@@ -12,7 +12,7 @@ from .options import JobsArgument, Json, StateDir
 def command(
     jobs: JobsArgument,
     as_json: Json = False,
-    timeout: Annotated[str | None, Option(metavar="60s", help="Wait no longer.")] = None,
+    timeout: Annotated[str | None, Option(metavar="60s", help="Wait no longer than this.")] = None,
     state_dir: StateDir = None,
 ) -> int:
     """Wait until jobs have ended.
