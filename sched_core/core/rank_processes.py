@@ -195,8 +195,7 @@ class RankProcesses:
         job.move(Trigger.EMPTY, now)
         self._core.vacate(job)
         self._core.planning.parked(job, now)
-        if job.spec.joined:
-            job.width = job.world = 0
+        job.width = job.world = 0  # whoever comes has no state, and may be anywhere
         self._core.order(Notice("idle", job.id, {"steps": job.steps}))
         if job.reached_max_steps:
             self._core.end(job, Trigger.SUCCEED, f"it has made its {job.spec.max_steps} steps", now)

@@ -6,10 +6,11 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError
-from gpuslice.sched_core.core.events import Exited, RankGone
+from gpuslice.sched_core.core.events import Exited, Held, RankGone, Released, Submitted
+from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
 
-from ..driver import Driver
+from ..driver import PROGRAM, Driver
 
 
 def leaving() -> Driver:
@@ -37,3 +38,18 @@ def test_a_rank_that_ends_may_greet_another_scheduler() -> None:
     driver.do(RankGone("a", 0, pid=1))
     driver.do(Exited("a", 0))
     assert driver.state("a") is JobState.SUCCEEDED
+
+
+def test_a_trial_that_was_broken_off_goes_on_with_the_next_process() -> None:
+    driver = Driver()
+    driver.do(Submitted(JobSpec(id="a", submit_s=0.25, trial_batches=5), PROGRAM))
+    driver.hello("a")
+    driver.resumed("a")
+    driver.progress("a", 3)
+    driver.do(Held("a"))
+    driver.say("a", wire.Bye(epoch=1, boundary=4, step=4))
+    driver.do(RankGone("a", 0, pid=1))
+    driver.say("a", wire.Hello(version=4, job="a", rank=0, world_size=1, pid=2))
+    assert driver.state("a") is JobState.SUSPENDED
+    driver.do(Released("a"))
+    assert driver.state("a") is JobState.RESUMING
