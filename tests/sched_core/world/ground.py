@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .draws import Draws
-from .loop import Line, Loop
+from .loop import Act, Line, Loop
 from .record import Record
 from .scenario import CALM_S, Scenario
 from .states import States
@@ -34,6 +34,10 @@ class Ground:
     def fault(self, share: float, *key: object) -> bool:
         """Return True if that fault happens."""
         return not self.calm and self.draws.chance(share, *key)
+
+    def unless_calm(self, after_s: float, act: Act) -> None:
+        """Do ``act`` after a while, unless nothing goes wrong any more."""
+        self.loop.after(after_s, lambda: None if self.calm else act())
 
     def lasts_s(self, usual_s: float, *key: object) -> float:
         """Return how long something takes that takes ``usual_s`` as a rule: now and then much longer."""

@@ -201,7 +201,9 @@ class Command:
             self.kill()
             return
         stubborn = self.ground.fault(0.1, *self.key, "stubborn") and not self.plan.spec.relaunch
-        self.ground.loop.after(grace_s if stubborn else min(END_S, grace_s), self._leave)
+        saves = self.plan.spec.relaunch and self.ground.scenario.faults
+        takes_s = self.ground.draws.between(END_S, 0.8 * grace_s, *self.key, "saves") if saves else END_S
+        self.ground.loop.after(grace_s if stubborn else min(takes_s, grace_s), self._leave)
 
     def _leave(self) -> None:
         """End as SIGTERM asks it to; a script with checkpoints of its own has saved one."""

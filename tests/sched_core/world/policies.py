@@ -27,7 +27,7 @@ NAMES = (
 )
 #: The restless policies look again after so long.
 _AGAIN_S = 0.3
-_SAME_WIDTH_S = 15.0
+_SAME_WIDTH_S = 6.0
 
 
 def policy_of(name: str, seed: int, placement: str, *, shares: bool) -> Policy:

@@ -38,6 +38,7 @@ class Process(ABC):
         self.ground, self.key, self._command = ground, key, command
         self.up, self.down = ground.line(key, "up"), ground.line(key, "down")
         self.alive, self.connected = True, False
+        self._cuts = 0
         self._deferred: list[Callable[[], object]] = []
 
     @abstractmethod
@@ -70,8 +71,12 @@ class Process(ABC):
 
     def lose_connection(self) -> None:
         """Be cut off for a moment."""
-        self.disconnect()
-        self.after(self.ground.draws.between(0.05, 0.9, *self.key, "reconnects"), self.connect)
+        if self.alive and self.connected:
+            self._cuts += 1
+            self.disconnect()
+            self.after(
+                self.ground.draws.between(0.05, 0.9, *self.key, "reconnects", self._cuts), self.connect
+            )
 
     def after(self, delay_s: float, act: Callable[[], object]) -> None:
         """Do ``act`` after ``delay_s``, unless the process has ended by then."""

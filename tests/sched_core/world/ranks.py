@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gpuslice import wire
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
     from .launchers import Command
 
 IMPORT_S, SETUP_S, SUSPEND_S, RESUME_S, EXIT_S = 0.8, 0.6, 0.3, 0.3, 0.1
-#: Which share of suspends and resumes is refused, and of the latter for good.
-_REFUSES, _FOR_GOOD = 0.06, 0.1
+#: Which share of refused resumes is refused for good.
+_FOR_GOOD = 0.1
 _LINGER_S = 0.1
 
 
@@ -59,6 +58,7 @@ class RankProcess(Process):
         self.bye: wire.Bye | None = None
         self.width = self.world = 0
         self.parked_at = 0
+        self.told_at: int | None = None
         self._suspends = self._resumes = 0
         self._imported = False
         self.parked_on: str | None = None
@@ -67,13 +67,13 @@ class RankProcess(Process):
     def begin(self) -> None:
         """Import, say Hello and hold still; now and then somebody kills it, or cuts its connection."""
         self.after(self.ground.lasts_s(IMPORT_S, *self.key, "import"), self._hello)
-        for what, share, act in (("killed", 0.06, self._killed), ("cut", 0.2, self.lose_connection)):
-            if self.ground.fault(share, *self.key, what):
-                delay_s = self.ground.draws.between(0.0, 25.0, *self.key, what, "when")
-                self.ground.loop.after(delay_s, self._unless_calm(act))
-
-    def _unless_calm(self, act: Callable[[], object]) -> Callable[[], object]:
-        return lambda: None if self.ground.calm or not self.alive else act()
+        draws, cuts = self.ground.draws, self.ground.scenario.profile.cuts
+        if self.ground.fault(0.06, *self.key, "killed"):
+            self.ground.unless_calm(draws.between(0.0, 25.0, *self.key, "killed at"), self._killed)
+        for number in range(cuts):
+            if self.ground.fault(0.2 if cuts == 1 else 0.8, *self.key, "cut", number):
+                after_s = draws.between(0.0, 25.0, *self.key, "cut at", number)
+                self.ground.unless_calm(after_s, self.lose_connection)
 
     @property
     def identity(self) -> bytes:
@@ -118,6 +118,7 @@ class RankProcess(Process):
             case wire.Resume():
                 answers = self.orders.resume(message)
             case wire.Suspend():
+                self.command.run.safety.told_to_stop(self, message.stop_at)
                 answers = self.orders.suspend(message)
             case wire.Dismiss():
                 answers = self.orders.dismiss(message)
@@ -157,7 +158,7 @@ class RankProcess(Process):
         self.after(lasts_s, lambda: self._came(order, number))
 
     def _came(self, order: wire.Resume, number: int) -> None:
-        refuses = self.standing is not None and self.ground.fault(_REFUSES, *self.key, "resume", number)
+        refuses = self.standing is not None and self._refuses(*self.key, "resume", number)
         elsewhere = self.standing is not None and self.standing.bound and self.device != self.parked_on
         if refuses or elsewhere:
             self.device = None
@@ -179,6 +180,9 @@ class RankProcess(Process):
         setup_s = self.ground.lasts_s(SETUP_S, *self.key, "setup") if first else 0.0
         self.after(setup_s, self._train)
 
+    def _refuses(self, *key: object) -> bool:
+        return self.ground.fault(self.ground.scenario.profile.refuses, *key)
+
     def _refused(self, *, running: bool, retryable: bool = True) -> wire.Refused:
         return wire.Refused(
             epoch=self.orders.epoch,
@@ -191,7 +195,10 @@ class RankProcess(Process):
 
     def _train(self) -> None:
         """Make the next step, with the others, unless that was the last."""
-        self.command.run.lockstep.ready(self)
+        if self.boundaries.count >= self.plan.boundaries and not self.plan.spec.joined:
+            self.end_well()
+        else:
+            self.command.run.lockstep.ready(self)
 
     def cross(self, boundary: int) -> None:
         """Pass a boundary, or park there."""
@@ -201,6 +208,7 @@ class RankProcess(Process):
         self.boundaries.count = self.boundaries.steps = boundary
         self.command.run.newest = max(self.command.run.newest, boundary)
         self.ground.record.passed()
+        self.command.run.safety.passed(self)
         if self.command.run.fails_at(self):
             return
         if boundary >= self.boundaries.stop_at:
@@ -222,7 +230,7 @@ class RankProcess(Process):
         self.say(wire.Progress(epoch=self.orders.epoch, boundary=count, step=count, went_on_from=begun))
 
     def _parked(self, boundary: int, number: int) -> None:
-        if self.ground.fault(_REFUSES, *self.key, "suspend", number):
+        if self._refuses(*self.key, "suspend", number):
             self.ground.record.note(self.job, self.attempt, "suspend refused", self.rank)
             self.orders.run_on()
             self.say(self._refused(running=True))
@@ -268,6 +276,8 @@ class RankProcess(Process):
             self.after(_LINGER_S, self._exit)
 
     def _killed(self) -> None:
+        if not self.alive:
+            return
         self.ground.record.note(self.job, self.attempt, "killed", self.rank)
         if self.ground.draws.chance(0.5, *self.key, "last words"):
             self.up.cut()

@@ -26,6 +26,8 @@ class Record:
 
     Attributes
     ----------
+    faults
+        What went wrong with a job before its processes were there.
     boundaries
         Passed by all ranks together.
     progress_s
@@ -36,6 +38,7 @@ class Record:
         self._loop = loop
         self.entries: list[Entry] = []
         self.told: list[Entry] = []
+        self.faults: set[tuple[str, str]] = set()
         self.boundaries = 0
         self.violation: Violation | None = None
         self.progress_s = 0.0

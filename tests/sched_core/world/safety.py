@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from .ground import Ground
@@ -11,6 +11,11 @@ from .scenario import JobPlan
 if TYPE_CHECKING:
     from .launchers import Command, Run
     from .ranks import RankProcess
+
+#: A stop from here on calls the last one off.
+_NEVER = 2**62
+#: Slow messages to a fast gang take many boundaries.
+_STOPS_WITHIN = 40
 
 
 class Safety:
@@ -28,6 +33,7 @@ class Safety:
         self._runs: dict[tuple[str, int], Run] = {}
         self._ranks: dict[tuple[str, int], list[RankProcess]] = defaultdict(list)
         self._expected: dict[tuple[str, int], int] = {}
+        self._steps: Counter[str] = Counter()
 
     def add(self, plan: JobPlan) -> None:
         """Another job is to be submitted."""
@@ -56,11 +62,15 @@ class Safety:
             raise self._violated("an attempt was launched twice on a node", command.job, command.attempt)
 
     def started(self, process: RankProcess) -> None:
-        """A rank has begun: no process of another attempt is that rank, but one that is stopped for good."""
+        """A rank has begun: no process of another attempt is that rank, but one that can do nothing.
+
+        It is stopped, or nobody reaches its node and it holds still.
+        """
         ours = self._ranks[process.job, process.rank]
         ours[:] = [other for other in ours if other.alive]
         for other in ours:
-            if other.attempt != process.attempt and not other.command.frozen:
+            still = other.command.frozen or (other.device is None and not other.command.machine.serves)
+            if other.attempt != process.attempt and not still:
                 raise self._violated("two processes are one rank", process.name, other.name)
         ours.append(process)
 
@@ -95,7 +105,20 @@ class Safety:
         """A rank has left its device: between two switches it has passed a boundary."""
         if boundary <= process.parked_at:
             raise self._violated("two switches without a boundary in between", process.name, boundary)
-        process.parked_at = boundary
+        process.parked_at, process.told_at = boundary, None
+
+    def told_to_stop(self, process: RankProcess, stop_at: int) -> None:
+        """A rank has got an order to stop, or one that calls it off."""
+        if stop_at >= _NEVER:
+            process.told_at = None
+        elif process.told_at is None:
+            process.told_at = process.boundaries.count
+
+    def passed(self, process: RankProcess) -> None:
+        """A rank has passed a boundary; it is not told to stop again and again where it cannot."""
+        self._steps[process.job] += 1
+        if process.told_at is not None and process.boundaries.count > process.told_at + _STOPS_WITHIN:
+            raise self._violated("told to stop it goes on and on", process.name, process.told_at)
 
     def told_to_end(self, command: Command) -> None:
         """A node was told to end a command: if that is for its next attempt, its state is not to be lost."""
@@ -104,6 +127,8 @@ class Safety:
         if run.harmed or run.plan.spec.kill_when_late or key in self._expected:
             return
         ranks = [process for one in run.commands.values() for process in one.processes.values()]
+        if not any(rank.alive for rank in ranks):
+            return  # it has just ended by itself
         if run.plan.spec.relaunch:
             if run.newest > run.start or run.start:
                 self._expected[key] = run.newest
@@ -122,6 +147,18 @@ class Safety:
             raise self._violated(
                 "the only copy of a state was dropped", run.job, run.attempt, run.start, expected
             )
+
+    def steps(self, job: str) -> int:
+        """Return how many boundaries all ranks of ``job`` have passed."""
+        return self._steps[job]
+
+    def judged(self, job: str, failed: bool) -> None:
+        """A job has ended for good: it has not failed unless something has gone wrong."""
+        plan, record = self._plans[job], self._ground.record
+        runs = [run for run in self._runs.values() if run.job == job]
+        excused = plan.spec.kill_when_late or any(run.harmed for run in runs)
+        if failed and not excused and (job, "not brought") not in record.faults:
+            raise self._violated("a job failed though nothing went wrong", job)
 
     def left_over(self) -> list[str]:
         """Return the ranks that still exist."""

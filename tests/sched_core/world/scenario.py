@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.types import DeviceName
 
 from .draws import Draws
-from .policies import NAMES
+from .profiles import PROFILES, Profile
 
 #: After so long nothing goes wrong any more, and all do as they are told.
 CALM_S = 60.0
 #: After so long without a word a node is lost.
 LOST_AFTER_S = 8.0
-KINDS = ("one", "one", "gang", "gang", "joined", "relaunched", "series")
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Scenario:
     """
 
     seed: int
+    profile: Profile
     nodes: tuple[str, ...]
     per_node: int
     policy: str
@@ -104,12 +106,14 @@ class Scenario:
 def draw_scenario(seed: int) -> Scenario:
     """Return the world of ``seed``."""
     draws = Draws(seed)
-    nodes = draws.choice([("",), ("",), ("", "n1"), ("", "n1"), ("", "n1", "n2")], "nodes")
+    profile = draws.choice(PROFILES, "profile")
+    nodes = draws.choice(profile.nodes, "nodes")
     per_node = draws.choice([1, 2, 2, 3] if len(nodes) == 1 else [1, 2, 2], "per node")
-    policy = draws.choice(NAMES, "policy")
+    policy = draws.choice(profile.policies, "policy")
     shares = policy == "restless" and draws.chance(0.3, "shares")
     scenario = Scenario(
         seed,
+        profile,
         nodes,
         per_node,
         policy,
@@ -124,17 +128,18 @@ def draw_scenario(seed: int) -> Scenario:
         scenario,
         jobs=jobs,
         wishes=tuple(sorted(_draw_wishes(draws, scenario, jobs), key=lambda wish: wish.when_s)),
-        outages=tuple(_draw_outages(draws, nodes)),
-        restarts=tuple(_draw_restarts(draws)),
+        outages=tuple(_draw_outages(draws, profile, nodes)),
+        restarts=tuple(_draw_restarts(draws, profile)),
     )
 
 
 def _draw_job(draws: Draws, scenario: Scenario, name: str) -> JobPlan:
-    size, kind = len(scenario.nodes) * scenario.per_node, draws.choice(KINDS, name, "kind")
+    profile = scenario.profile
+    size, kind = len(scenario.nodes) * scenario.per_node, draws.choice(profile.kinds, name, "kind")
     most = min(draws.choice([2, 3], name, "most"), scenario.per_node)
     if (kind in ("joined", "relaunched") and most < 2) or (kind == "gang" and size < 2):
         kind = "one"
-    elastic = kind in ("joined", "relaunched")
+    elastic, is_due = kind in ("joined", "relaunched"), draws.chance(0.2, name, "due")
     spec = JobSpec(
         id=name,
         submit_s=draws.between(0.0, 15.0, name, "submit"),
@@ -143,56 +148,46 @@ def _draw_job(draws: Draws, scenario: Scenario, name: str) -> JobPlan:
         relaunch=kind == "relaunched",
         tenant=draws.choice(["", "t"], name, "tenant"),
         max_restarts=draws.choice([0, 2, 2], name, "restarts"),
-        boundary_timeout_s=draws.choice([0.0, 4.0, 30.0], name, "timeout"),
+        boundary_timeout_s=draws.choice(profile.timeouts_s, name, "timeout"),
         kill_when_late=draws.chance(0.2, name, "kill"),
-        trial_batches=draws.choice([0, 0, 0, 2], name, "trial"),
+        trial_batches=draws.choice(profile.trials, name, "trial"),
         # Unasked, it could save no checkpoint.
         grace_s=3.0 if kind == "relaunched" else draws.choice([0.0, 3.0], name, "grace"),
-        deadlines=((draws.between(10.0, 60.0, name, "deadline"), 1.0),)
-        if draws.chance(0.2, name, "due")
-        else (),
+        deadlines=((draws.between(10.0, 60.0, name, "deadline"), 1.0),) if is_due else (),
         device_memory_bytes=draws.choice([0, 2, 4], name, "memory"),
         max_steps=draws.choice([0, 0, 0, 6], name, "max steps"),
     )
     if (quota := scenario.quotas.get(spec.tenant)) is not None and spec.ranks > quota:
-        spec = _of_nobody(spec)
+        spec = msgspec.structs.replace(spec, tenant="")
     return JobPlan(
         spec,
-        boundaries=draws.number(6, 30, name, "boundaries"),
+        boundaries=draws.number(*profile.boundaries, name, "boundaries"),
         step_s=draws.between(0.1, 0.8, name, "step"),
         trainings=draws.choice([2, 3], name, "trainings") if kind == "series" else 1,
-        odd=draws.chance(0.8, name, "odd"),
-        portable=draws.choice([1.0, 1.0, 0.6, 0.0], name, "portable"),
+        odd=not draws.chance(profile.even, name, "odd"),
+        portable=draws.choice(profile.portable, name, "portable"),
         bound=draws.choice([0.0, 0.0, 0.3], name, "bound"),
     )
 
 
-def _of_nobody(spec: JobSpec) -> JobSpec:
-    return JobSpec(**{name: getattr(spec, name) for name in spec.__struct_fields__} | {"tenant": ""})
-
-
 def _draw_wishes(draws: Draws, scenario: Scenario, jobs: tuple[JobPlan, ...]) -> list[Wish]:
-    devices = [str(device) for device in scenario.devices]
+    devices, profile = [str(device) for device in scenario.devices], scenario.profile
     found: list[Wish] = []
     for job in jobs:
         name = job.spec.id
-        for number in range(draws.choice([0, 1, 2, 4], name, "wishes")):
+        for number in range(draws.choice(profile.wishes_each, name, "wishes")):
             key = (name, "wish", number)
-            what = draws.choice(
-                ["hold", "release", "hold", "release", "move", "move", "move", "weigh", "cancel"], key
-            )
-            if what == "cancel" and draws.chance(0.6, key, "no"):
-                what = "move"
-            onto = tuple(draws.sample(devices, job.spec.demand, key, "onto")) if what == "move" else ()
-            found.append(Wish(draws.between(2.0, CALM_S - 5.0, key, "when"), name, what, onto))
+            what = draws.choice(profile.wishes, *key)
+            onto = tuple(draws.sample(devices, job.spec.demand, *key, "onto")) if what == "move" else ()
+            found.append(Wish(draws.between(2.0, CALM_S - 5.0, *key, "when"), name, what, onto))
     return found
 
 
-def _draw_outages(draws: Draws, nodes: tuple[str, ...]) -> list[Outage]:
+def _draw_outages(draws: Draws, profile: Profile, nodes: tuple[str, ...]) -> list[Outage]:
     found: list[Outage] = []
     for node in nodes[1:]:
         from_s = 0.0
-        for number in range(draws.choice([0, 0, 1, 2], node, "outages")):
+        for number in range(draws.choice(profile.outages, node, "outages")):
             from_s += draws.between(5.0, 20.0, node, number, "from")
             for_s = draws.between(0.5, 3.0 * LOST_AFTER_S, node, number, "for")
             crashes = draws.chance(0.3, node, number, "crashes")
@@ -201,9 +196,9 @@ def _draw_outages(draws: Draws, nodes: tuple[str, ...]) -> list[Outage]:
     return [outage for outage in found if outage.from_s + outage.for_s < CALM_S - 2.0]
 
 
-def _draw_restarts(draws: Draws) -> list[tuple[float, float]]:
+def _draw_restarts(draws: Draws, profile: Profile) -> list[tuple[float, float]]:
     found, when_s = list[tuple[float, float]](), 0.0
-    for number in range(draws.choice([0, 0, 1, 2], "restarts")):
+    for number in range(draws.choice(profile.restarts, "restarts")):
         when_s += draws.between(3.0, 20.0, "restart", number)
         away_s = draws.choice([0.0, 0.5, 6.0, 12.0], "restart", number, "away")
         found.append((when_s, away_s))

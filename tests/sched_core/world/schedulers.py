@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from gpuslice import wire
-from gpuslice.errors import GpusliceError
+from gpuslice.errors import GpusliceError, InvariantError
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import (
     Command,
@@ -168,6 +168,8 @@ class Scheduler:
         try:
             commands = self._core.handle(decode(written), now_s)
             self._core.check()
+        except InvariantError as error:
+            raise self._ground.record.violated("the core broke a promise", error.message) from error
         except GpusliceError:
             raise
         except Exception as error:

@@ -106,7 +106,8 @@ class Transfers:
     def _arrive(self, wish: _Wish, number: int) -> None:
         if self._closed or self._active.get(wish.job) is not wish:
             return
-        if any(map(self._is_down, (*wish.sources, *wish.targets))):
+        sends = self._ground.scenario.profile.sends
+        if not sends or any(map(self._is_down, (*wish.sources, *wish.targets))):
             if wish.waiting is None:
                 self._end(wish.job, "a node cannot be reached")
                 return
@@ -115,6 +116,7 @@ class Transfers:
                 self._try(wish)
             return
         if self._ground.fault(0.05, wish.job, "transfer fails", number):
+            self._ground.record.faults.add((wish.job, "not brought"))
             self._end(wish.job, "No space left on device")
             return
         for rank, (source, target) in enumerate(zip(wish.sources, wish.targets, strict=True)):

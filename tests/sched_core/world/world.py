@@ -34,6 +34,11 @@ class World:
         What happens.
     make_core
         Makes the core of each scheduler.
+
+    Attributes
+    ----------
+    outcomes, makespan_s
+        How each job has ended, and when the last command had.
     """
 
     def __init__(self, scenario: Scenario, make_core: MakeCore = todays_core) -> None:
@@ -50,6 +55,8 @@ class World:
         self._transfers: dict[str, int] = {}
         self._held: set[str] = set()
         self._submitted: list[str] = []
+        self.outcomes: dict[str, Outcome] = {}
+        self.makespan_s = 0.0
         self.scheduler: Scheduler | None = None
         self._begin_scheduler()
         if scenario.prestart is not None:
@@ -69,8 +76,8 @@ class World:
         assert self.scheduler is not None
         return self.scheduler
 
-    def run(self) -> dict[str, Outcome]:
-        """Live until every job has ended, and return how; then see that no device is taken.
+    def run(self) -> None:
+        """Live until every job has ended; then see that no device is taken.
 
         Raises
         ------
@@ -86,9 +93,12 @@ class World:
             (plan.boundaries + 1) * plan.spec.ranks * plan.trainings for plan in self.scenario.jobs
         )
         self._until(lambda: all(self._now.outcome(job).ended for job in self._submitted), most)
-        outcomes = {job: self._now.outcome(job) for job in self._submitted}
+        self.outcomes = {job: self._now.outcome(job) for job in self._submitted}
+        ends_s = [entry.when_s for entry in self.ground.record.entries if entry.what == "command ended"]
+        self.makespan_s = max(ends_s, default=0.0)
+        for job, outcome in self.outcomes.items():
+            self.safety.judged(job, outcome.state == "failed")
         self._probe()
-        return outcomes
 
     def _until(self, done: Callable[[], bool], most: int) -> None:
         record, loop = self.ground.record, self.ground.loop
