@@ -288,6 +288,8 @@ class RankReports:
             job.overshoots += 1
 
     def _refused(self, job: Gang, rank: Rank, message: Refused, now: float) -> None:
+        if not message.running and rank.phase is RankPhase.PARKED:
+            return  # of the same Resume, which was said again after a Hello
         expected = RankPhase.ON if message.running else RankPhase.COMING
         if rank.phase is not expected:
             raise job.illegal(f"Refused of rank {rank.number}, which is {rank.phase.value}")

@@ -118,3 +118,19 @@ def test_service_is_attained_between_refusals_and_the_policy_hears_of_it() -> No
     assert (job.preemptions, driver.core.jobs["b"].preemptions) == (0, 0)
     driver.parked("a", job.stop_at)
     assert job.preemptions == 1
+
+
+def test_a_resume_that_was_said_again_after_a_hello_may_be_refused_twice() -> None:
+    driver = Driver()
+    driver.running_pair()
+    driver.wake()
+    driver.parked("a", 11)
+    driver.resumed("b")
+    driver.progress("b", 3)
+    driver.wake()
+    driver.parked("b", 4)
+    again = wire.Hello(version=4, job="a", rank=0, world_size=1, pid=1, boundary=11, epoch=2)
+    assert len(told(driver.say("a", again), wire.Resume)) == 1
+    driver.say("a", refused(2, 11, running=False))
+    assert driver.say("a", refused(2, 11, running=False)) == []
+    assert driver.core.jobs["a"].refusals.resume.failures == 1
