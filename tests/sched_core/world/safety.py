@@ -156,7 +156,8 @@ class Safety:
         """A job has ended for good: it has not failed unless something has gone wrong."""
         plan, record = self._plans[job], self._ground.record
         runs = [run for run in self._runs.values() if run.job == job]
-        excused = plan.spec.kill_when_late or any(run.harmed for run in runs)
+        lost = bool(self._ground.scenario.outages)
+        excused = lost or plan.spec.kill_when_late or any(run.harmed for run in runs)
         if failed and not excused and (job, "not brought") not in record.faults:
             raise self._violated("a job failed though nothing went wrong", job)
 
