@@ -165,7 +165,7 @@ class _GraphDescriber(Describer):
         kind, is_data = kind_of(value), containers.is_data_object(value)
         if kind in (Kind.MODULE, Kind.OPTIMIZER, Kind.STATEFUL, Kind.OBJECT) and not is_data:
             raise UsageError(f"{path} is {_named(value)}, {_MADE_LATER}", _REMEDY)
-        if kind in (Kind.OPAQUE, Kind.FUNCTION, Kind.IGNORED):
+        if kind in (Kind.OPAQUE, Kind.FUNCTION, Kind.CLASS, Kind.IGNORED):
             raise UsageError(f"{path} is {_named(value)}, which cannot be saved", _REMEDY)
         if not isinstance(value, _SHARED) and not is_data:
             return super()._node(value, path)

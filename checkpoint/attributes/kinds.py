@@ -9,6 +9,9 @@ import fractions
 import functools
 import pathlib
 import re
+import sys
+import sysconfig
+import threading
 import types
 import uuid
 import weakref
@@ -36,9 +39,9 @@ class Kind(Enum):
     TENSOR, ARRAY, GENERATOR
         State of its own.
     MODULE, OPTIMIZER, STATEFUL
-        Saved as if they were attached; the first two are also looked into.
-    CONTAINER, OBJECT, FUNCTION
-        Looked into.
+        Saved as if it had been attached, too; the first two are also looked into.
+    CONTAINER, OBJECT, FUNCTION, CLASS
+        Looked into; of a class of the script's own, the values that it keeps itself.
     OPAQUE
         State that cannot be read: an iterator, a file, an object of another language.
     IGNORED
@@ -55,6 +58,7 @@ class Kind(Enum):
     CONTAINER = auto()
     OBJECT = auto()
     FUNCTION = auto()
+    CLASS = auto()
     OPAQUE = auto()
     IGNORED = auto()
 
@@ -97,7 +101,13 @@ def kind_of(item: Any) -> Kind:
         return Kind.CONTAINER
     if isinstance(item, FUNCTIONS):
         return Kind.IGNORED if _is_of_a_library(item) else Kind.FUNCTION
-    if _is_counted_in_memory(item):
+    if isinstance(item, types.BuiltinMethodType) and not isinstance(item.__self__, _NO_OWNER):
+        return Kind.FUNCTION
+    if isinstance(item, type):
+        return Kind.CLASS if is_scripts_own(item) else Kind.IGNORED
+    if isinstance(item, _SEEN_THROUGH):
+        return Kind.OBJECT
+    if _is_shared_memory(item) or isinstance(item, _WEAK):
         return Kind.OPAQUE
     if isinstance(item, _WITHOUT_STATE) or package(kind) in _PACKAGES_WITHOUT_STATE:
         return Kind.IGNORED
@@ -109,6 +119,13 @@ def kind_of(item: Any) -> Kind:
         return Kind.STATEFUL if is_stateful(item) else Kind.IGNORED
     return Kind.OBJECT if hides_nothing(item) else Kind.OPAQUE
 
+
+#: Owners of built-in functions that are no methods.
+_NO_OWNER = (types.ModuleType, type, type(None))
+#: Classes of another language that keep nothing but attributes.
+_SEEN_THROUGH = (types.SimpleNamespace, threading.local)
+_WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 _STATE: tuple[tuple[Any, Kind], ...] = (
     (torch.Tensor, Kind.TENSOR),
@@ -130,6 +147,14 @@ def is_looked_into(kind: type) -> bool:
     return package(kind) != "torch" or name.startswith(_TORCH_LOOKED_INTO)
 
 
+def is_scripts_own(kind: type) -> bool:
+    """Return True if a class is of the script or a module of its own, and not of an installed package."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if kind.__module__ == "builtins" or isinstance(kind, enum.EnumMeta) or package(kind) == "gpuslice":
+        return False
+    return file is None or not file.startswith((*_LIBRARIES, "<frozen"))
+
+
 def is_data(owner: object, name: str, value: object) -> bool:
     """Return True if an attribute holds data that a training reads. It may be large and seldom changes."""
     if isinstance(value, Dataset):
@@ -139,9 +164,20 @@ def is_data(owner: object, name: str, value: object) -> bool:
     return isinstance(owner, torch.utils.data.Sampler) and name == "data_source"
 
 
-def _is_counted_in_memory(item: object) -> bool:
-    """Return True for values of ``ctypes``, whose memory another process may change."""
-    return type(item).__mro__[-2].__module__ == "_ctypes"
+def _is_shared_memory(item: object) -> bool:
+    """Return True for values that another process may change: of ``ctypes`` and of ``multiprocessing``."""
+    return type(item).__mro__[-2].__module__ == "_ctypes" or is_shared_value(item) or is_proxy(item)
+
+
+def is_shared_value(item: object) -> bool:
+    """Return True for ``multiprocessing.Value`` and ``Array``."""
+    return type(item).__module__ == "multiprocessing.sharedctypes" and hasattr(item, "get_obj")
+
+
+def is_proxy(item: object) -> bool:
+    """Return True for containers and values of a ``multiprocessing.Manager``."""
+    names = ("DictProxy", "ListProxy", "ValueProxy", "ArrayProxy", "NamespaceProxy")
+    return type(item).__module__ == "multiprocessing.managers" and type(item).__name__ in names
 
 
 def _is_of_a_library(function: Any) -> bool:

@@ -23,6 +23,7 @@ from .parts import MISSING
 from .walk import Found, Walk
 
 _MUTABLE = (list, dict, set, deque)
+_METHODS = (types.MethodType, types.BuiltinMethodType)
 
 
 class _Weak:
@@ -55,7 +56,7 @@ def _is_same(kept: Any, value: Any) -> bool:
     its = kind_of(value)
     if its is Kind.LEAF:
         return bool(kept == value)
-    return its is Kind.IGNORED or (kind is types.MethodType and kept == value)
+    return its is Kind.IGNORED or (kind in _METHODS and kept == value)
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class _Known:
             columns = found.columns
             items = [] if columns else [*map(_kept, parts.items(found.item))]
         slots = {name: _kept(value) for name, value in found.slots.items()}
-        mark = None if found.carried else _mark(found)
+        mark = None if found.carried and found.kind is not Kind.GENERATOR else _mark(found)
         kept = _Weak(found.item) if weak else _kept(found.item)
         own = parts.containers_of(found.item)
         return cls(found.path, found.kind, found.data, found.carried, kept, slots, items, columns, mark, own)
@@ -95,6 +96,8 @@ def _mark(found: Found) -> object:
         return marks.of_tensor(found.item, data=found.data)
     if found.kind is Kind.ARRAY:
         return marks.of_array(found.item, data=found.data)
+    if found.kind is Kind.GENERATOR:
+        return marks.of_generator(found.item)
     return marks.of_opaque(found.item) if found.kind is Kind.OPAQUE else None
 
 
@@ -212,6 +215,8 @@ class _Comparison:
         """Yield the changes of each object."""
         for found in self._walk.found.values():
             known = self.known(found.item)
+            if known is not None and found.kind is Kind.GENERATOR and _mark(found) != known.mark:
+                self.obstacles.append(f"{found.path} has spawned generators, which cannot be saved")
             if known is None or found.carried or known.carried:
                 continue
             change = self._slots(known, found)

@@ -13,8 +13,9 @@ import operator
 import pickle
 import sys
 import types
+import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 
 from gpuslice.checkpoint.format.checksums import digest
 
-from .kinds import LEAVES
+from .kinds import LEAVES, is_proxy, is_shared_value
 
 #: Memory up to this size is hashed whole at each snapshot; of larger data, this many pieces of this size.
 HASHED_BYTES, _PIECE_BYTES, _PIECES = 16 << 20, 4 << 10, 256
@@ -145,11 +146,23 @@ def of_opaque(item: Any) -> object:
         return _of_file(item)
     if isinstance(item, Iterator):
         return _of_iterator(item)
+    if isinstance(item, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)):
+        return _of_pickle(list(item.values() if isinstance(item, MutableMapping) else item))
+    if is_proxy(item):
+        return _of_pickle(item._getvalue())
+    if is_shared_value(item):
+        item = item.get_obj()
     try:
         return digest(memoryview(item).cast("B"))
     except (TypeError, ValueError, BufferError):
         pass
     return _of_pickle(item)
+
+
+def of_generator(item: object) -> int:
+    """Return how many generators a generator of NumPy's has spawned, which no state of it says."""
+    seeds = getattr(getattr(item, "bit_generator", None), "seed_seq", None)
+    return int(getattr(seeds, "n_children_spawned", 0))
 
 
 class _Sum:

@@ -15,7 +15,7 @@ from gpuslice.checkpoint.named.describe import keeps_own_state_dict
 from gpuslice.checkpoint.named.generators import content_of
 from gpuslice.checkpoint.named.plain_objects import attributes, delete_attribute, set_attribute
 
-from .kinds import Kind, is_looked_into
+from .kinds import Kind, is_looked_into, is_scripts_own
 
 #: Attributes that torch's classes keep for themselves, or that are saved in another way.
 _MODULE = frozenset(
@@ -29,6 +29,10 @@ _LOADER = frozenset(("_iterator", "_DataLoader__initialized", "_DataLoader__mult
 _SCALER = frozenset(("_per_optimizer_states",))
 #: Attributes that a default optimizer saves itself.
 _OF_OPTIMIZER = frozenset(("state", "param_groups"))
+
+
+#: What a class has of its own, and what Python makes of its ``__slots__``.
+_CODE = (type, types.FunctionType, property, staticmethod, classmethod, types.MemberDescriptorType)
 
 
 class _Missing:
@@ -45,6 +49,8 @@ def slots(item: Any, kind: Kind) -> dict[str, Any]:
     """Return the attributes of an object that may hold state, by name."""
     if kind is Kind.FUNCTION:
         return _of_function(item)
+    if kind is Kind.CLASS:
+        return _of_class(item)
     if kind is Kind.MODULE:
         found = attributes(item) if is_looked_into(type(item)) else {}
         own = {name: value for name, value in found.items() if name not in _MODULE and not _is_hooks(name)}
@@ -52,6 +58,26 @@ def slots(item: Any, kind: Kind) -> dict[str, Any]:
     found = attributes(item)
     hidden = _hidden(item)
     return {name: value for name, value in found.items() if name not in hidden and not _is_hooks(name)}
+
+
+def held_unseen(item: Any) -> Iterator[tuple[str, Any]]:
+    """Return what an object leads to besides its slots: the hooks that torch calls, and its class."""
+    for name, value in attributes(item).items():
+        if _is_hooks(name) and isinstance(value, dict):
+            yield from ((f".{name}[{number}]", hook) for number, hook in enumerate(value.values()))
+    yield ".__class__", type(item)
+
+
+def _of_class(item: type) -> dict[str, Any]:
+    found = {name: value for name, value in vars(item).items() if not _is_code(name, value)}
+    bases = {f"__bases__[{number}]": base for number, base in enumerate(item.__bases__)}
+    return found | {name: base for name, base in bases.items() if is_scripts_own(base)}
+
+
+def _is_code(name: str, value: object) -> bool:
+    """Return True for what a class says of itself, and what Python makes of its ``__slots__``."""
+    special = name.startswith(("__", "_abc_"))
+    return special or isinstance(value, _CODE)
 
 
 def containers_of(item: object) -> dict[str, Any]:
@@ -74,6 +100,8 @@ def _is_hooks(name: str) -> bool:
 
 
 def _of_function(item: Any) -> dict[str, Any]:
+    if isinstance(item, types.BuiltinMethodType):
+        return {"__self__": item.__self__}
     if isinstance(item, types.MethodType):
         return {"__self__": item.__self__, "__func__": item.__func__}
     if isinstance(item, partial):
@@ -100,6 +128,9 @@ def set_slot(item: Any, name: str, value: Any) -> None:
     if isinstance(item, torch.nn.Module) and name in item._modules:
         item._modules[name] = value
         return
+    if isinstance(item, type):
+        type.__setattr__(item, name, value)
+        return
     set_attribute(item, name, value)
 
 
@@ -110,6 +141,9 @@ def delete_slot(item: Any, name: str) -> None:
         if cell is not None:
             del cell.cell_contents
             return
+    if isinstance(item, type):
+        type.__delattr__(item, name)
+        return
     delete_attribute(item, name)
 
 

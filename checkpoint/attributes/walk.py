@@ -23,7 +23,8 @@ LARGE = 256
 #: Items of containers larger than the first are compared by identity only. A walk over more objects stops.
 MOST_ITEMS, MOST_OBJECTS = 10_000, 500_000
 
-_WITH_SLOTS = (Kind.MODULE, Kind.OPTIMIZER, Kind.OBJECT, Kind.FUNCTION)
+_WITH_SLOTS = (Kind.MODULE, Kind.OPTIMIZER, Kind.OBJECT, Kind.FUNCTION, Kind.CLASS)
+_WITH_CLASS = (Kind.MODULE, Kind.OPTIMIZER, Kind.OBJECT, Kind.CONTAINER, Kind.STATEFUL)
 _EXACT = (list, tuple, dict, set, frozenset, deque)
 
 
@@ -154,6 +155,9 @@ class Walk:
         item = found.item
         for name, value in found.slots.items():
             self._enter(f"{found.path}.{name}", value, data=found.data or is_data(item, name, value))
+        if found.kind in _WITH_CLASS and type(item) not in _EXACT:
+            for label, value in parts.held_unseen(item):
+                self._enter(f"{found.path}{label}", value, data=found.data)
         if found.kind is Kind.CONTAINER:
             if len(item) > LARGE:
                 found.columns = marks.items_mark(parts.items(item), self._columns_of(item))

@@ -5,7 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import multiprocessing
 import random
+import threading
+import types
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -190,6 +194,93 @@ class ById(SGD):
             p.sub_(self.sums[id(p)], alpha=0.01)
 
 
+class Rated(SGD):
+    """Takes its rate from a count of its steps."""
+
+    calls = 0
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.05)
+        self.begin()
+
+    def begin(self) -> None: ...
+
+    def count(self) -> float:
+        raise NotImplementedError
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.param_groups[0]["lr"] = 0.05 / (1 + self.count())
+        super().step()
+
+
+class InTheClass(Rated):
+    def begin(self) -> None:
+        type(self).calls = 0
+
+    def count(self) -> float:
+        type(self).calls += 1
+        return self.calls
+
+
+class SeenThrough(Rated):
+    """Counts in a namespace, in variables of a thread, and by the method of a list."""
+
+    def begin(self) -> None:
+        self.space, self.local, self.add = types.SimpleNamespace(n=0), threading.local(), [0].append
+        self.local.n = 0
+
+    def count(self) -> float:
+        self.space.n += 1
+        self.local.n += 2
+        self.add(0)
+        return self.space.n + self.local.n + len(self.add.__self__)  # type: ignore[attr-defined]
+
+
+class SharedValue(Rated):
+    def begin(self) -> None:
+        self.shared = multiprocessing.Value("i", 0)
+
+    def count(self) -> float:
+        self.shared.value += 1
+        return self.shared.value
+
+
+class Key: ...
+
+
+KEY = Key()
+
+
+class WeakKeys(Rated):
+    def begin(self) -> None:
+        self.counts = weakref.WeakKeyDictionary({KEY: 0})
+
+    def count(self) -> float:
+        self.counts[KEY] += 1
+        return self.counts[KEY]
+
+
+class Spawning(Rated):
+    def begin(self) -> None:
+        self.rng = np.random.default_rng(3)
+
+    def count(self) -> float:
+        return float(self.rng.spawn(1)[0].random())
+
+
+def in_a_hook(params: Any) -> Optimizer:
+    """An optimizer with a hook that counts in its own variable."""
+    optimizer, calls = SGD(params, lr=0.05), 0
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal calls
+        calls += 1
+        optimizer.param_groups[0]["lr"] = 0.05 / calls
+
+    optimizer.register_step_pre_hook(before)
+    return optimizer
+
+
 def in_a_closure(params: Any) -> Optimizer:
     """An optimizer whose step was replaced by a function that counts in its own variables."""
     optimizer, calls, seen = SGD(params, lr=0.05), 0, []
@@ -217,6 +308,12 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], Optimizer], str]] = {
     "noisy": (NoisyStep, ""),
     "slotted": (SlottedCount, ""),
     "closure": (in_a_closure, ""),
+    "class": (InTheClass, ""),
+    "hook": (in_a_hook, ""),
+    "seen through": (SeenThrough, ""),
+    "shared value": (SharedValue, "optimizer.shared is a Synchronized, which has changed"),
+    "weak keys": (WeakKeys, "optimizer.counts is a WeakKeyDictionary, which has changed"),
+    "spawning": (Spawning, "optimizer.rng has spawned generators"),
     "iterator": (WithIterator, "optimizer.rates is a cycle"),
     "made later": (MadeLater, "optimizer.inner is a SGD, which was made after gpuslice.attach"),
     "by id": (ById, r"optimizer.sums has the id\(\) of model.0.weight as a key"),
