@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -237,8 +237,11 @@ class Job:
             )
         _check_place(call)
 
-    def _go_on_from(self, snapshot: SnapshotFile) -> None:
-        """`restore`, from a snapshot that is closed when the loops have reached where it was taken."""
+    def _go_on_from(self, snapshot: SnapshotFile, differs: Callable[[str], None] | None = None) -> None:
+        """`restore`, from a snapshot that is closed when the loops have reached where it was taken.
+
+        ``differs`` is called with the reason if a loop cannot get there.
+        """
         restoration = self._check(snapshot, verify=self._runtime.settings.verify)
         process_rng.check(restoration.value(_RNG), restoration.gpus)
         target = goal(restoration.value(_PROGRESS), restoration.gpus)
@@ -261,7 +264,7 @@ class Job:
         load(restoration)
         end_skipping = skip_groups_that_are_there(self._attributes.optimizers)
         self._attributes.head_for(partial(check, snapshot, verify=self._runtime.settings.verify))
-        self._progress.head_for(target, reached, restoration.gpus)
+        self._progress.head_for(target, reached, restoration.gpus, differs)
 
     def _check(self, snapshot: SnapshotFile, *, verify: bool) -> Restoration:
         """Compare a snapshot with what is there now."""
@@ -336,7 +339,8 @@ def attach(job: str | None = None, /, **named: object) -> Job:
         process.in_use.move_in(DeviceName("cuda", gpu.index))
     attached = Job(process, named)
     if process.settings.job:
-        trainings.go_on(process, attached._training, attached._go_on_from)
+        differs = partial(trainings.begin_anew, process)
+        trainings.go_on(process, attached._training, partial(attached._go_on_from, differs=differs))
     process.attached = attached
     process.attachments += 1
     return attached

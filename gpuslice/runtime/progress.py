@@ -30,6 +30,8 @@ from gpuslice.runtime.ending import deliver
 from gpuslice.training.indices import Drawn, asks_by_index, skip
 
 Batch = TypeVar("Batch")
+#: Is told why a restarted pass is not the one that was going on.
+Differs = Callable[[str], None]
 
 #: The epoch of a position that is in no ``job.epochs`` loop.
 OUTSIDE = -1
@@ -66,12 +68,15 @@ class Pass(NamedTuple):
         ``state_dict()`` of a loader that can continue by itself, else ``None``.
     drawn
         Checksum of the indices that its sampler has given, where they can be seen.
+    length
+        Batches of the whole pass, if the loader knew.
     """
 
     batches: int
     start: dict[str, Any]
     loader: Any = None
     drawn: int | None = None
+    length: int | None = None
 
 
 class LoaderAttributes(Protocol):
@@ -127,6 +132,7 @@ class Progress:
         self._target: Position | None = None
         self._resumed: Pass | None = None
         self._reached: Callable[[], None] = _nothing
+        self._differs: Differs = _ignore
         self._gpus: Mapping[int, int] = {}
         self._pass: Pass | None = None
         self._loader: Iterable[Any] = ()
@@ -160,11 +166,15 @@ class Progress:
             "steps": self._boundaries.steps,
         }
 
-    def head_for(self, goal: Goal, reached: Callable[[], None], gpus: Mapping[int, int]) -> None:
+    def head_for(
+        self, goal: Goal, reached: Callable[[], None], gpus: Mapping[int, int], differs: Differs | None = None
+    ) -> None:
         """Let the loops go to where a snapshot was taken; ``reached`` is called there, before all else.
 
-        ``gpus`` says which GPU of the old process is which one here.
+        ``gpus`` says which GPU of the old process is which one here. ``differs`` is called with the reason
+        if the loader's sampler does not give the order again that it has given.
         """
+        self._differs = differs or _ignore
         self._target, self._resumed = goal.position, goal.current
         self._reached, self._gpus = reached, gpus
         self._go_to(self._position)
@@ -296,13 +306,14 @@ class Progress:
                 "process": process_rng.capture(),
                 "own": [generator_state(item)[1] for item in generators],
             }
-            self._pass, self._loader = Pass(0, start), loader
+            self._pass, self._loader = Pass(0, start, length=_length(loader)), loader
             return self._watched(iter(loader)), self._pass
         self._pass, self._loader = resumed, loader
         pairs = _paired(generators, resumed.start.get("own"))
         process_rng.restore(resumed.start["process"], self._gpus)
         for generator, state in pairs:
             set_generator_state(generator, state)
+        _check_length(loader, resumed)
         if is_stateful(loader):
             loader.load_state_dict(resumed.loader)  # type: ignore[attr-defined]
         iterator = self._watched(iter(loader))
@@ -310,9 +321,10 @@ class Progress:
             with self._boundaries.skipping():
                 skip(iterator, resumed.batches)
         if self._drawn is not None and resumed.drawn not in (None, self._drawn.checksum):
+            why = "the sampler of the loader gives another order than before the restart"
+            self._differs(why)
             raise RefusedSnapshotError(
-                "the sampler of the loader gives another order than before the restart",
-                "have it choose by its attributes and generators at the start of a pass, or begin anew",
+                why, "have it choose by its attributes and generators at the start of a pass, or begin anew"
             )
         self._arrive()
         return iterator, resumed
@@ -368,6 +380,19 @@ def _length(loader: object) -> int | None:
         return len(loader)  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+def _check_length(loader: object, resumed: Pass) -> None:
+    now = _length(loader)
+    if None not in (now, resumed.length) and now != resumed.length:
+        raise RefusedSnapshotError(
+            f"the loader has {now} batches, but had {resumed.length} when the snapshot was taken",
+            "restart with the same data and batch size",
+        )
+
+
+def _ignore(_why: str) -> None:
+    """What is called where nobody can begin anew."""
 
 
 def _nothing() -> None:

@@ -35,6 +35,7 @@ from gpuslice.runtime.common_snapshots import CommonSnapshots
 from gpuslice.runtime.device_in_use import DeviceInUse, open_target
 from gpuslice.runtime.ending import ours, say
 from gpuslice.runtime.membership import Membership
+from gpuslice.runtime.own_command import OwnCommand
 from gpuslice.runtime.run_report import Report
 from gpuslice.runtime.slot_preparation import SlotPreparation
 from gpuslice.runtime.threads.main_thread import MainThread
@@ -68,6 +69,8 @@ class Runtime:
         The name that the launcher gave the job; empty without one.
     arguments
         ``sys.argv`` when the process began.
+    command
+        What this process executes.
     report
         Collects the switches.
     checkpoints
@@ -99,6 +102,7 @@ class Runtime:
         self.attachments = 0
         self.launched_job = settings.job
         self.arguments = list(sys.argv)  # scripts change them
+        self.command = OwnCommand()
         self.membership: Membership | None = None
         self.common_snapshots: CommonSnapshots | None = None
         self.gate = ThreadGate()

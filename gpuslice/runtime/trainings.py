@@ -88,6 +88,19 @@ def explain_beginning(process: Runtime, *, anew: bool) -> None:
         say(f"job {job} begins anew, because it could not be saved for a restart: {note}")
 
 
+def begin_anew(process: Runtime, why: str) -> None:
+    """Forget a named job's snapshots, from none of which its script can go on, and execute the script anew.
+
+    Returns if that cannot be done in this process. The one that is started next begins anew, then.
+    """
+    drop_snapshots(process)
+    if process.command.can_be_repeated(process.identity):
+        say(f"job {process.settings.job} begins anew: {why}")
+        process.close_store(keep=False)
+        process.command.repeat()
+    write_note(process.store.directory, why)
+
+
 def can_be_saved(process: Runtime, attributes: JobAttributes) -> bool:
     """Look at a job's attributes. Return True if all can be saved; else say of a named job what cannot."""
     obstacles, job = attributes.look(), process.settings.job

@@ -83,7 +83,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return cls(
             script=script,
             digest=digest,
-            arguments=() if _in_notebook() else tuple(map(_text, arguments[1:])),
+            arguments=() if in_notebook() else tuple(map(_text, arguments[1:])),
             attach=attach,
             torch=torch.__version__.partition("+")[0],
             command=command,
@@ -175,7 +175,7 @@ def _script(arguments: list[str]) -> tuple[str, str]:
         return "standard input", _digest(b"")
     lines = linecache.getlines(frame.f_code.co_filename)
     text = "".join(lines).encode() if lines else b"".join(_parts(frame.f_code))
-    return "a notebook" if _in_notebook() else "standard input", _digest(text)
+    return "a notebook" if in_notebook() else "standard input", _digest(text)
 
 
 def _content(main: Any, file: str) -> bytes:
@@ -191,7 +191,7 @@ def _content(main: Any, file: str) -> bytes:
         return b""
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
     """Return True if IPython executes the script: then the arguments are those of its kernel."""
     return "get_ipython" in vars(sys.modules["__main__"])
 

@@ -323,7 +323,7 @@ def test_a_shorter_loader_is_refused(start: Callable[..., Process]) -> None:
             first.suspend(explicit=True)
     assert first.path is not None
     second.job.restore(first.path)
-    with pytest.raises(RefusedSnapshotError, match="the loader has 2 batches, but 3 were done"):
+    with pytest.raises(RefusedSnapshotError, match="the loader has 2 batches, but had 4"):
         list(second.job.batches("ab"))
 
 
