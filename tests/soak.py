@@ -1,0 +1,103 @@
+"""Run what takes long by nature: ``./x soak [NAME ...]``.
+
+    python -m tests.soak [NAME ...] [--minutes M]
+
+Each soak is a command that can fail. It is run again and again, with another seed each time, until its time
+is over or it has failed. The last result of each is kept in ``tests/soak.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import date
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "tests" / "soak.json"
+_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+
+
+class Run(NamedTuple):
+    """One run of a soak: what Python is to run, and with which variables."""
+
+    words: tuple[str, ...]
+    environ: Mapping[str, str] = MappingProxyType({})
+
+
+def _worlds(seed: int, left_s: float) -> Run:
+    """The scheduler core in a thousand worlds in virtual time, with faults of every kind."""
+    return Run(("-m", "tests.sched_core.world", "--runs", "1000", "--seed", str(seed)))
+
+
+def _chaos(seed: int, left_s: float) -> Run:
+    """Jobs, agents and schedulers that are killed at random."""
+    environ = {"GPUSLICE_CHAOS_S": f"{min(left_s, 600.0):.0f}", "GPUSLICE_CHAOS_SEED": str(seed)}
+    return Run((*_PYTEST, "tests/cli/test_chaos.py"), environ)
+
+
+def _kills(seed: int, left_s: float) -> Run:
+    """Each rank of a gang killed at every moment, and trainings killed at random boundaries."""
+    return Run((*_PYTEST, "tests/sched_core/test_killed_gangs.py", "tests/gpuslice/test_restart.py"))
+
+
+SOAKS: dict[str, Callable[[int, float], Run]] = {"worlds": _worlds, "chaos": _chaos, "kills": _kills}
+
+
+def soak(name: str, minutes: float) -> dict[str, object]:
+    """Run one soak until its time is over or it has failed; return what is kept of it.
+
+    Parameters
+    ----------
+    name
+        A key of `SOAKS`.
+    minutes
+        When no other run begins any more.
+    """
+    began_s, runs, code = time.monotonic(), 0, 0
+    seed = random.SystemRandom().randrange(10**6)
+    first = seed
+    while code == 0 and (runs == 0 or time.monotonic() - began_s < 60.0 * minutes):
+        run = SOAKS[name](seed, 60.0 * minutes - (time.monotonic() - began_s))
+        code = subprocess.run(
+            [sys.executable, *run.words], cwd=ROOT, env={**os.environ, **run.environ}, check=False
+        ).returncode
+        runs, seed = runs + 1, seed + 1000
+    cores = len(os.sched_getaffinity(0))
+    return {
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {cores} cores, Python {platform.python_version()}",
+        "minutes": round((time.monotonic() - began_s) / 60.0, 1),
+        "runs": runs,
+        "first_seed": first,
+        "failed": code != 0,
+    }
+
+
+def main() -> int:
+    """Run the soaks that are named, or all; return 1 if one has failed."""
+    parser = argparse.ArgumentParser(prog="./x soak", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SOAKS)}; all without one")
+    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="of each")
+    options = parser.parse_args()
+    if unknown := [name for name in options.names if name not in SOAKS]:
+        parser.error(f"there is no soak {unknown[0]!r}; choose of {', '.join(SOAKS)}")
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    for name in options.names or SOAKS:
+        results[name] = soak(name, options.minutes)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        print(f"soak {name}: {results[name]}", flush=True)
+    return int(any(results[name]["failed"] for name in options.names or SOAKS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
