@@ -13,7 +13,7 @@ import torch
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.types import DeviceName
 
-from .transfer import Checksums, Inspector, Pairs, Transfer
+from .transfer import Checksums, Inspector, Pairs, Transfer, Watchers
 
 
 class Way(Enum):
@@ -123,7 +123,6 @@ class Device(ABC):
             ``_cdata`` of storages whose memory other code could read behind torch's back meanwhile.
         """
 
-    @abstractmethod
     def copy_out(
         self,
         pairs: Pairs,
@@ -144,8 +143,8 @@ class Device(ABC):
         checksums
             Told of chunks, which are then not inspected, by a device that needs not move the bytes for that.
         """
+        return self._copy(pairs, arena, (inspect, checksums), out=True)
 
-    @abstractmethod
     def copy_in(
         self,
         pairs: Pairs,
@@ -165,6 +164,11 @@ class Device(ABC):
         checksums
             Told of chunks that have arrived, which are then not inspected. Raises what it raises, likewise.
         """
+        return self._copy(pairs, arena, (inspect, checksums), out=False)
+
+    @abstractmethod
+    def _copy(self, pairs: Pairs, arena: memoryview, watchers: Watchers, *, out: bool) -> Transfer:
+        """Copy storages to (``out``) or from their offsets in ``arena``, and return the statistics."""
 
     @abstractmethod
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:

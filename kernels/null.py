@@ -10,7 +10,7 @@ from gpuslice.types import DeviceName
 
 from .device import DeviceMemory, Hold, Way
 from .host.device import CpuDevice
-from .transfer import Checksums, Inspector, Pairs, Transfer
+from .transfer import Pairs, Transfer, Watchers
 
 
 class NullDevice(CpuDevice):
@@ -31,17 +31,9 @@ class NullDevice(CpuDevice):
     ) -> list[Hold]:
         return [Hold(Way.FREED)] * len(storages)
 
-    def copy_out(
-        self,
-        pairs: Pairs,
-        arena: memoryview,
-        inspect: Inspector | None = None,
-        checksums: Checksums | None = None,
-    ) -> Transfer:
+    def _copy(self, pairs: Pairs, arena: memoryview, watchers: Watchers, *, out: bool) -> Transfer:
         """Copy nothing, and return an empty ``Transfer``."""
         return Transfer()
-
-    copy_in = copy_out
 
     def reserve(self, pairs: Sequence[tuple[torch.UntypedStorage, int]]) -> None:
         """Take memory for storages that do not have their size. Freed ones have kept theirs."""

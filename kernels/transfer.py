@@ -69,3 +69,7 @@ class Checksums(Protocol):
     def note(self, offset: int, nbytes: int, checksum: int) -> bool:
         """Take the checksum of a chunk and its zeros. Return True if the target already has the chunk."""
         ...
+
+
+#: Those that see the chunks of one copy; either may be missing.
+Watchers: TypeAlias = tuple[Inspector | None, Checksums | None]

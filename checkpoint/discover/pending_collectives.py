@@ -115,7 +115,7 @@ def pending() -> bool:
 
 
 def pending_for_s() -> float:
-    """Return for how long every check has found some pending, in seconds; 0 without a recent check."""
+    """Return for how many seconds collectives were pending at every check; 0 without a recent check."""
     in_vain_s = _in_vain_s
     if in_vain_s is None or time.monotonic() - in_vain_s[1] >= _IN_A_ROW_S:
         return 0.0

@@ -22,7 +22,7 @@ _RANDOM, _NUMPY = random._inst, np.random.mtrand._rand
 
 
 def capture() -> dict[str, object]:
-    """Return all states, in the form that `generator_state` gives them.
+    """Return the states of the generators of random, numpy, torch and every GPU, as `generator_state` does.
 
     Keys: ``random``, ``numpy``, ``torch``, and ``cuda`` (one state per device) if CUDA is in use.
     """

@@ -216,7 +216,7 @@ class Maker:
                 self._live.add(key)
 
     def onto(self, recorded: str, device: torch.device) -> Maker:
-        """Return a maker that puts on ``device`` what was on ``recorded``; otherwise the same."""
+        """Return a maker that puts tensors recorded on ``recorded`` onto ``device``, and others as before."""
         if self._devices.get(recorded) == device:
             return self
         other = copy.copy(self)

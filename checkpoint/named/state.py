@@ -76,7 +76,7 @@ class Restoration:
 
     @property
     def gpus(self) -> dict[int, int]:
-        """Present index of each GPU of the snapshot, as live tensors have shown."""
+        """Present number of each of the snapshot's GPUs, by its number there, as live tensors have shown."""
         pairs = [(torch.device(recorded), live) for recorded, live in self._devices.items()]
         return {
             there.index or 0: here.index or 0 for there, here in pairs if there.type == here.type == "cuda"

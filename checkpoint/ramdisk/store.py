@@ -71,7 +71,7 @@ class JobStore:
         return sorted(found, key=lambda record: record.generation, reverse=True)
 
     def _recover(self) -> None:
-        """Find what a dead process left here and in the spill directory."""
+        """Read which snapshots a dead process left here and in the spill directory."""
         for record in published(self.directory):
             self.slots[record.slot].record = record
         if self._spill is None:

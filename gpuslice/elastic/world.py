@@ -365,7 +365,7 @@ class World:
 
 
 def _tensors_of(named: Mapping[str, object]) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors of all modules, with their names."""
+    """Return the tensors of all modules among ``named``, with their names."""
     return [
         (f"{name}.{path}", tensor)
         for name, module in named.items()

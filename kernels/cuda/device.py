@@ -16,7 +16,7 @@ from gpuslice.kernels.host import copies
 from gpuslice.kernels.host.numa import node_of_gpu
 from gpuslice.kernels.host.process_memory import overlapping, view_address
 from gpuslice.kernels.nvml import own_bytes
-from gpuslice.kernels.transfer import Checksums, Inspector, Pairs, Transfer
+from gpuslice.kernels.transfer import Pairs, Transfer, Watchers
 from gpuslice.kernels.undo import undone_by
 from gpuslice.types import DeviceName
 
@@ -136,25 +136,12 @@ class CudaDevice(Device):
             return holds  # memory that torch allocated does not overlap
         return together(holds, [(storage.data_ptr(), storage.nbytes()) for storage in storages])
 
-    def copy_out(
-        self,
-        pairs: Pairs,
-        arena: memoryview,
-        inspect: Inspector | None = None,
-        checksums: Checksums | None = None,
-    ) -> Transfer:
-        by_host = copies.copy_out(_on_host(pairs), arena, inspect, _threads())
-        return by_host + self._by_gpus(pairs, arena, lambda copy: copy.out(inspect, checksums))
-
-    def copy_in(
-        self,
-        pairs: Pairs,
-        arena: memoryview,
-        inspect: Inspector | None = None,
-        checksums: Checksums | None = None,
-    ) -> Transfer:
-        by_host = copies.copy_in(_on_host(pairs), arena, inspect, _threads())
-        return by_host + self._by_gpus(pairs, arena, lambda copy: copy.back(inspect, checksums))
+    def _copy(self, pairs: Pairs, arena: memoryview, watchers: Watchers, *, out: bool) -> Transfer:
+        """Copy storages of the host by threads, then those of each GPU by its copy engines."""
+        copy = copies.copy_out if out else copies.copy_in
+        by_host = copy(_on_host(pairs), arena, watchers[0], _threads())
+        carry_out = GpuCopy.out if out else GpuCopy.back
+        return by_host + self._by_gpus(pairs, arena, lambda copy: carry_out(copy, *watchers))
 
     def _by_gpus(self, pairs: Pairs, arena: memoryview, carry_out: Callable[[GpuCopy], Transfer]) -> Transfer:
         """Copy each GPU's storages in a thread of its own. Return when all copies are done."""
@@ -211,7 +198,7 @@ class CudaDevice(Device):
         return super().allocate(sizes)
 
     def release_caches(self, *, workspaces: bool = True) -> None:
-        """Release the allocator's free segments, and with ``workspaces`` those of cuBLAS."""
+        """Release the allocator's free segments, and with ``workspaces`` cuBLAS's workspaces."""
         if runtime_calls.has_begun():
             if workspaces:
                 torch._C._cuda_clearCublasWorkspaces()

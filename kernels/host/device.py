@@ -12,7 +12,7 @@ import torch
 
 from gpuslice.errors import DeviceMemoryError, EnvironmentUnusableError
 from gpuslice.kernels.device import Device, DeviceMemory, Hold, Way
-from gpuslice.kernels.transfer import Checksums, Inspector, Pairs, Transfer
+from gpuslice.kernels.transfer import Pairs, Transfer, Watchers
 from gpuslice.kernels.undo import undone_by
 from gpuslice.memory import available_bytes
 from gpuslice.types import DeviceName
@@ -101,24 +101,9 @@ class CpuDevice(Device):
             for storage, key in zip(storages, keys, strict=True)
         ]
 
-    def copy_out(
-        self,
-        pairs: Pairs,
-        arena: memoryview,
-        inspect: Inspector | None = None,
-        checksums: Checksums | None = None,
-    ) -> Transfer:
-        """Copy by threads of this process. The inspector sees every chunk; ``checksums`` is not used."""
-        return copies.copy_out(pairs, arena, inspect, len(self.cores))
-
-    def copy_in(
-        self,
-        pairs: Pairs,
-        arena: memoryview,
-        inspect: Inspector | None = None,
-        checksums: Checksums | None = None,
-    ) -> Transfer:
-        return copies.copy_in(pairs, arena, inspect, len(self.cores))
+    def _copy(self, pairs: Pairs, arena: memoryview, watchers: Watchers, *, out: bool) -> Transfer:
+        """Copy by threads of this process. The inspector sees every chunk; checksums are not used."""
+        return (copies.copy_out if out else copies.copy_in)(pairs, arena, watchers[0], len(self.cores))
 
     def free(self, storages: Sequence[torch.UntypedStorage]) -> None:
         for storage in storages:
