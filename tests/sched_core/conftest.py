@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.sim.engine import Simulation
 from gpuslice.sched_core.sim.outcome import Outcome
 from gpuslice.sched_core.traces.trace import Trace
+
+from . import command_record
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
@@ -51,3 +54,31 @@ def simulate() -> Simulate:
         return Simulation(trace, Cluster.parse(cluster), built, keep_spans=keep_spans).run()
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def same_commands(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test of the record in which the core has ordered something else than it did.
+
+    Tests of Hypothesis draw other events each time.
+    """
+    new = request.config.stash.get(command_record.RECORDED, None)
+    name, known = command_record.name_of(request.node), _recorded_commands()
+    drawn = request.node.name == "runTest" or getattr(request.function, "is_hypothesis_test", False)
+    if drawn or (new is None and name not in known):
+        yield
+        return
+    with command_record.recorded() as record:
+        yield
+    if new is not None:
+        new[name] = record.digest
+    elif record.digest != known[name]:
+        pytest.fail(
+            f"the core ordered something else than recorded, in {record.events} events; if that is meant:"
+            " python tests/sched_core/record_commands.py"
+        )
+
+
+@cache
+def _recorded_commands() -> command_record.Digests:
+    return command_record.read()

@@ -11,6 +11,7 @@ import pytest
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, UsageError
 from gpuslice.sched_core.core.events import (
+    Command,
     Event,
     Exited,
     Held,
@@ -88,10 +89,10 @@ class Erratic:
 class World:
     """A core, and ranks, owners, commands and nodes that do anything, until they `cooperate`."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, policy: str = "") -> None:
         self.draw = draw = Random(seed)
         self.nodes = draw.choice([("",), ("",), ("", "n1"), ("", "n1", "n2")])
-        self.seed, self._policy = seed, draw.choice(POLICIES)
+        self.seed, self._policy = seed, draw.choice([policy] if policy else POLICIES)
         options: dict[str, Any] = {
             "quotas": {"t": 2} if draw.random() < 0.3 else None,
             "memory_bytes": draw.choice([0, 8]),
@@ -119,6 +120,10 @@ class World:
         except (IllegalTransitionError, UsageError):
             assert picture(self.core) == before
             return
+        self.note(commands)
+
+    def note(self, commands: list[Command]) -> None:
+        """Keep what ranks and commands were told."""
         for command in commands:
             if isinstance(command, Tell) and isinstance(command.message, wire.Replaced):
                 self.orders.pop((command.job, command.rank), None)
