@@ -5,7 +5,7 @@
  * Management"). When a suspend has copied the blocks, they are unmapped and released; the addresses stay reserved.
  * A resume has new memory created and mapped at the same addresses, and then filled.
  *
- * The declarations of the driver's types are our own, because nobody has to have CUDA's headers; a test
+ * The declarations of the driver's types are our own, so that CUDA's headers are not needed; a test
  * compares them with cuda.h where that exists. Driver and runtime are found at run time, when they are needed.
  * Error codes of the driver up to 999 mean the same to the runtime, so they are passed on as they are. */
 #define _GNU_SOURCE
@@ -23,7 +23,7 @@ enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_SYMBOL = 500, MAX
 enum { PEER_ALREADY_ENABLED = 704 };
 enum { ATTRIBUTE_VMM = 102, TYPE_PINNED = 1, LOCATION_DEVICE = 1, ACCESS_READ_WRITE = 3 };
 
-/* Smaller requests are not torch's, whose smallest segment has 2 MiB; each would take a whole granule. */
+/* Smaller requests do not come from torch, whose smallest segment is 2 MiB, and would waste a whole granule each. */
 static const size_t SMALLEST = 1 << 20;
 
 struct location { int type, id; };
@@ -104,7 +104,7 @@ static int failed(int code, const char *format, ...) {
     return code;
 }
 
-/* Calls the driver and leaves the enclosing function with its code, having noted which call it was. */
+/* Calls the driver. If that fails, records the call and returns its code from the enclosing function. */
 #define TRY(call)                                                                                                  \
     do {                                                                                                           \
         int code_ = (call);                                                                                        \
@@ -112,7 +112,7 @@ static int failed(int code, const char *format, ...) {
             return failed(code_, "%.*s: CUDA error %d", (int)strcspn(#call, "("), #call, code_);                   \
     } while (0)
 
-/* Only notes the path: the linker's lock is held here, so nothing may be opened. */
+/* Only copies the path: the linker's lock is held here, so no library may be opened. */
 static int find_runtime(struct dl_phdr_info *object, size_t size, void *path) {
     (void)size;
     const char *slash = strrchr(object->dlpi_name, '/');
@@ -121,7 +121,7 @@ static int find_runtime(struct dl_phdr_info *object, size_t size, void *path) {
     return 1;
 }
 
-/* The runtime that is loaded already: our own cudaMalloc hides its, so it is asked for by library. */
+/* Finds the loaded runtime. Our own cudaMalloc hides its symbol, so the symbol is looked up in the library. */
 static int need_runtime(void) {
     if (runtime.malloc) return SUCCESS;
     char path[PATH_MAX];
@@ -170,7 +170,7 @@ static struct properties properties_on(int device) {
     return properties;
 }
 
-/* For the block's device, and those that were enabled to use its memory: that counts for cudaMalloc's only. */
+/* Gives the block's device, and enabled peers, access. CUDA itself does so for cudaMalloc's memory only. */
 static int set_access(struct block *block) {
     struct access access[MAX_DEVICES];
     size_t users = 0;
@@ -206,7 +206,7 @@ static int settle(void *context) {
     return code == SUCCESS ? SUCCESS : failed(code, "cuCtxSynchronize: CUDA error %d", code);
 }
 
-/* Whatever fails, a block that is unmapped says so; its physical memory may then leak, its bytes are gone. */
+/* Unmaps a block and releases its memory. If the release fails, the block is unmapped and the memory leaks. */
 static int give_up(struct block *block) {
     if (!block->info.mapped) return SUCCESS;
     TRY(driver.unmap(block->info.address, block->mapped_bytes));
@@ -298,7 +298,7 @@ static int enable_peer(int whose, unsigned flags) {
     if (!runtime.enable_peer) return failed(NO_SYMBOL, "libcudart lacks cudaDeviceEnablePeerAccess");
     TRY(runtime.device(&who));
     int code = runtime.enable_peer(whose, flags);
-    /* Whoever is told that it was enabled before goes on as well. */
+    /* A caller that learns that it was enabled before goes on, too. */
     if (code != SUCCESS && code != PEER_ALREADY_ENABLED) return code;
     if (who < 0 || who >= MAX_DEVICES || whose < 0 || whose >= MAX_DEVICES || peers[who][whose]) return code;
     peers[who][whose] = 1;
@@ -307,7 +307,7 @@ static int enable_peer(int whose, unsigned flags) {
     return code;
 }
 
-/* Also enables it for the blocks: those of today, and those that are mapped from now on. */
+/* Also enables peer access to the blocks: present ones, and those that are mapped later. */
 int cudaDeviceEnablePeerAccess(int whose, unsigned flags) {
     pthread_mutex_lock(&lock);
     int code = enable_peer(whose, flags);
@@ -324,7 +324,7 @@ size_t gpuslice_vmm_blocks(struct block_info *out, size_t room) {
     return all;
 }
 
-/* What the last failed call was, for the thread that just saw it fail. */
+/* Returns the last failed call of this thread, as text. */
 const char *gpuslice_vmm_message(void) { return message; }
 
 /* Gives the physical memory of all blocks of a device back; their addresses stay reserved. */
