@@ -103,7 +103,7 @@ class Core:
         self.reports = RankReports(self)
         self.processes = RankProcesses(self)
         self.prestart = Prestart(self, policy)
-        self._reconciliation = Reconciliation(self)
+        self.reconciliation = Reconciliation(self)
         self._jobs: dict[str, Gang] = {}
         self._commands: list[Command] = []
 
@@ -120,7 +120,7 @@ class Core:
     @property
     def unreconciled(self) -> Mapping[str, Gang]:
         """The jobs that are not yet where the policy wants them; for reading."""
-        return self._reconciliation.jobs
+        return self.reconciliation.jobs
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take note of ``event`` and say what is to be done.
@@ -144,7 +144,7 @@ class Core:
             case Cancelled() | Held() | Released() | Moved() | Weighted():
                 owner_requests.apply(self, self._known(event.job, event), event, now)
             case Woken():
-                self._reconciliation.woken()
+                self.reconciliation.woken()
                 self.planning.due = True
             case Computed():
                 self.planning.learn_answer(event)
@@ -161,7 +161,7 @@ class Core:
                 self.relocations.mark_state_unreachable(self._known(event.job, event))
             case Noted():
                 return []
-        self._reconciliation.update(now)
+        self.reconciliation.update(now)
         self.planning.waits.update(now)
         commands, self._commands = self._commands, []
         return commands
@@ -279,7 +279,7 @@ class Core:
 
     def reconcile_later(self, job: Gang) -> None:
         """Look at ``job`` again after this event and those that follow, until nothing is left to do."""
-        self._reconciliation.add(job)
+        self.reconciliation.add(job)
 
     def end(self, job: Gang, trigger: Trigger, reason: str, now: float, blame: Kind | None = None) -> None:
         """End ``job``: succeeded, failed or cancelled.
@@ -297,7 +297,7 @@ class Core:
         job.move(trigger, now)
         job.reason, job.ended_s, job.blame, job.failure = reason, now, blame, ""
         self.deadlines.judge(job, now)
-        self._reconciliation.forget(job)
+        self.reconciliation.forget(job)
         self.planning.moves.forget(job)
         self.switch_costs.forget(job)
         self.planning.withdraw(job, now, well=trigger is Trigger.SUCCEED)

@@ -147,17 +147,6 @@ class RankReports:
         for rank in job.there():
             self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=NEVER, ending=True))
 
-    def try_again(self, job: Gang) -> None:
-        """Send parked ranks on whose resume was refused before; not those that wait for others to come."""
-        if job.idle_since_s is not None:
-            return
-        if job.state is JobState.SUSPENDING:
-            if any(rank.boundary < job.stop_at for rank in job.present(RankPhase.PARKED)):
-                self.aim(job, job.stop_at)
-            return
-        for rank in job.present(RankPhase.PARKED):
-            self._core.resume_rank(job, rank.number)
-
     def _time(self, job: Gang, now: float) -> None:
         """Measure how long the steps of ``job`` take, if it said how many it has.
 

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from math import inf
 from types import MappingProxyType
 
+from gpuslice.errors import InvariantError
 from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState, Trigger
+from gpuslice.sched_core.jobs.rank import RankPhase
+from gpuslice.sched_core.jobs.states import IN_TRANSIT, Trigger
+from gpuslice.sched_core.lifecycle.steps import MOST_STEPS, Step, Waits, next_step
 
 from . import restarts, timeouts
 from .contract import CoreContract
@@ -71,49 +74,71 @@ class Reconciliation:
         core = self._core
         if now >= timeouts.due_s(job):
             timeouts.handle_late(core, job, now)
-        if job.state.ended:
-            return
-        if job.idle_since_s is not None and job.lease and job.lease != job.wanted:
-            core.processes.give_up_devices(job, now)
-        if now < job.not_before_s:
-            return
-        core.prestart.offer(job, now)
-        if job.state is JobState.RUNNING and job.lease != job.wanted:
-            if job.refusals.suspend.pauses(now):
-                return
-            if job.beside:
-                core.processes.keep(job, now)
-                return
-            job.move(Trigger.REVOKE, now)
-            core.switch_costs.begun(job)
-            job.overshoots = 0
-            # The first boundary is before the first mini-batch, which a job's first slice is for.
-            core.reports.aim(job, max(1, *(rank.boundary for rank in job.ranks)) + 1)
-        elif job.needs_relaunch and job.launched and job.allows(Trigger.RELAUNCH):
-            if job.state is not JobState.SUSPENDING:
-                restarts.end_to_relaunch(core, job, now)
-        elif job.state in (JobState.QUEUED, JobState.SUSPENDED) and job.wanted and self._can_enter(job):
-            if core.relocations.misplaced(job):
-                core.relocations.begin(job, now)
-            else:
-                core.grant(job, job.wanted, now)
-        elif job.state in IN_TRANSIT and not job.refusals.resume.pauses(now):
-            core.reports.try_again(job)
-        if job.lease == job.wanted and job.state not in IN_TRANSIT and timeouts.due_s(job) == inf:
+        if now >= job.not_before_s:
+            core.prestart.offer(job, now)
+        for _ in range(MOST_STEPS + 1):
+            step = next_step(job, self, now)
+            if isinstance(step, Waits):
+                break
+            self._take(job, step, now)
+            if step is Step.KEEP:
+                return  # it is tried again after a pause
+        else:
+            raise InvariantError(f"job {job.id} goes on after {MOST_STEPS} steps")
+        if now >= job.not_before_s and _is_there(job):
             self.forget(job)
 
-    def _can_enter(self, job: Gang) -> bool:
-        """Whether ``job`` has ranks and its devices nobody but who shares them; a trial shares nothing."""
+    def _take(self, job: Gang, step: Step, now: float) -> None:
+        """Do with ``job`` what its next step is."""
         core = self._core
-        if job.relocating or not job.training() or not job.ready:
-            return False  # they are still coming, or ending, or gone, and how they ended will be told
-        if job.borrowed:
-            return not any(core.occupants[device] for device in job.borrowed)
-        return all(
-            other in core.ledger.holders(device)
-            for device in job.wanted
-            for other in core.occupants[device].values()
-        )
+        match step:
+            case Step.GIVE_UP:
+                core.processes.give_up_devices(job, now)
+            case Step.STOP:
+                job.move(Trigger.REVOKE, now)
+                core.switch_costs.begun(job)
+                job.overshoots = 0
+                # The first boundary is before the first mini-batch, which a job's first slice is for.
+                core.reports.aim(job, max(1, *(rank.boundary for rank in job.ranks)) + 1)
+            case Step.KEEP:
+                core.processes.keep(job, now)
+            case Step.RELAUNCH:
+                restarts.end_to_relaunch(core, job, now)
+            case Step.RELOCATE:
+                core.relocations.begin(job, now)
+            case Step.ENTER:
+                core.grant(job, job.wanted, now)
+            case Step.STOP_LATER:
+                core.reports.aim(job, job.stop_at)
+            case Step.COME_AGAIN:
+                for rank in job.present(RankPhase.PARKED):
+                    core.resume_rank(job, rank.number)
+
+    # What ``next_step`` asks.
+
+    def blocker(self, job: Gang) -> tuple[int, Gang] | None:
+        """See ``steps.World``. Jobs that share a device are there together; a trial shares nothing."""
+        core = self._core
+        for device in job.wanted:
+            sharers = () if job.borrowed else core.ledger.holders(device)
+            for other in core.occupants[device].values():
+                if other not in sharers:
+                    return device, other
+        return None
+
+    def misplaced(self, job: Gang) -> bool:
+        """See ``steps.World``."""
+        return self._core.relocations.misplaced(job)
+
+    def can_leave(self, job: Gang) -> bool:
+        """See ``steps.World``."""
+        return self._core.relocations.can_leave(job)
+
+
+def _is_there(job: Gang) -> bool:
+    """Return True if ``job`` is where it is to be, and cannot be late there."""
+    there = job.lease == job.wanted and job.state not in IN_TRANSIT
+    return there and not job.state.ended and timeouts.due_s(job) == inf
 
 
 def _tried_again_s(job: Gang) -> tuple[float, ...]:

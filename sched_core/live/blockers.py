@@ -162,12 +162,11 @@ class Blockers:
 
     def _blocked(self, job: Gang) -> Blocked | None:
         """Return a device that ``job`` is to have and cannot enter yet, and who is on it."""
-        for device in job.wanted:
-            holders = () if job.borrowed else self._core.ledger.holders(device)
-            for other in self._core.occupants[device].values():
-                if other not in holders:
-                    return Blocked(self._device_names[device], other.id, self.why(other) or "")
-        return None
+        found = self._core.reconciliation.blocker(job)
+        if found is None:
+            return None
+        device, other = found
+        return Blocked(self._device_names[device], other.id, self.why(other) or "")
 
     def _quota(self, job: Gang) -> Quota | None:
         quotas, tenant = self._core.planning.quotas, job.spec.tenant

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from gpuslice.sched_core.core import reconciliation, relocation, restarts, timeouts, trials
+from gpuslice.sched_core.core import relocation, restarts, timeouts, trials
 from gpuslice.sched_core.core.moves import Moves
 from gpuslice.sched_core.core.rank_processes import RankProcesses
 from gpuslice.sched_core.core.rank_reports import RankReports
 from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.lifecycle import steps
 from gpuslice.sched_core.live import job_processes
 from gpuslice.sched_core.policy import Changes
 
@@ -128,10 +129,10 @@ FAULTS = (
     Fault(
         "start on another node x lease",
         "Let no job on a device while its processes are being ended because it goes to another node",
-        reconciliation.Reconciliation,
-        "_can_enter",
-        "job.relocating or ",
-        "",
+        steps,
+        "_enter",
+        "if job.relocating:",
+        "if False:",
     ),
     Fault(
         "gang stop x boundaries without parking",
@@ -194,10 +195,10 @@ FAULTS = (
     Fault(
         "lease x processes that are gone",
         "Give no device to a job whose processes are gone",
-        reconciliation.Reconciliation,
-        "_can_enter",
-        "job.relocating or not job.training() or not job.ready",
-        "job.relocating",
+        steps,
+        "_enter",
+        "if not job.training() or not job.ready:",
+        "if False:",
     ),
     Fault(
         "state that cannot be sent x free devices",

@@ -1,0 +1,159 @@
+"""The next step of a job towards the devices that it is to have, or what it waits for.
+
+Rules
+-----
+- A step under way is carried through. A job that is told to stop parks, also if it may stay by now.
+- Leaving never waits for entering. A job enters once nobody who does not share its devices is on them.
+- A job whose command was started for another number of devices, or on another node, parks first. Then its
+  processes are ended and others are started.
+- A refused suspend or resume is tried again when its pause is over.
+- ``next_step`` changes nothing. After a step it is asked again, until it answers ``Waits``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+from typing import Protocol
+
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.rank import RankPhase
+from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState, Trigger
+
+#: A job takes at most so many steps at one moment: it gives up devices, and enters others.
+MOST_STEPS = 4
+
+
+class Step(Enum):
+    """What can be done with a job."""
+
+    STOP = "stop"  # all ranks at one boundary
+    KEEP = "keep"  # its devices in the plan, too: processes beside its rank keep it from stopping
+    GIVE_UP = "give up"  # its devices, on which it has no process
+    RELAUNCH = "relaunch"  # for another number of devices
+    RELOCATE = "relocate"  # its processes to the nodes of its devices
+    ENTER = "enter"  # its devices
+    STOP_LATER = "stop later"  # ranks that have parked too early go on
+    COME_AGAIN = "come again"  # ranks whose resume was refused
+
+
+class For(Enum):
+    """What a job can wait for."""
+
+    NOTHING = "nothing"  # it is where it is to be, or has ended
+    MOMENT = "a moment"
+    PLAN = "devices of the plan"
+    RANKS = "its ranks"
+    DEVICE = "a device"
+    NODE = "the node of its state"
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Why a job takes no step.
+
+    Attributes
+    ----------
+    until_s
+        When it is looked at again at the latest; infinite if only an event can change the answer.
+    reason
+        A sentence without a subject: "waits for ...".
+    device, other
+        The device that it waits for, and the job that is still on it.
+    """
+
+    on: For
+    until_s: float = inf
+    reason: str = ""
+    device: int | None = None
+    other: Gang | None = None
+
+
+class World(Protocol):
+    """What ``next_step`` asks of everything but the job."""
+
+    def blocker(self, job: Gang) -> tuple[int, Gang] | None:
+        """Return a device of ``job.wanted`` and a job that must leave it first. None if there is none."""
+        ...
+
+    def misplaced(self, job: Gang) -> bool:
+        """Return True if ``job`` is to have devices of nodes on which its processes are not."""
+        ...
+
+    def can_leave(self, job: Gang) -> bool:
+        """Return True if other processes can go on from where ``job`` is now."""
+        ...
+
+
+_SETTLED = Waits(For.NOTHING)
+
+
+def next_step(job: Gang, world: World, now: float) -> Step | Waits:
+    """Return the step that ``job`` takes now, or what it waits for.
+
+    Parameters
+    ----------
+    job
+        Its facts; ``job.wanted`` is where it is to be.
+    world
+        The other jobs and the nodes.
+    """
+    if job.state.ended:
+        return _SETTLED
+    if job.idle_since_s is not None and job.lease and job.lease != job.wanted:
+        return Step.GIVE_UP
+    if now < job.not_before_s:
+        return Waits(For.MOMENT, job.not_before_s, "waits for its next attempt")
+    if job.state is JobState.RUNNING and job.lease != job.wanted:
+        return _leave(job, now)
+    if job.needs_relaunch and job.launched and job.allows(Trigger.RELAUNCH):
+        return Step.RELAUNCH if job.state is not JobState.SUSPENDING else _ranks("parks, to be started anew")
+    if job.state in (JobState.QUEUED, JobState.SUSPENDED):
+        return _enter(job, world)
+    if job.state in IN_TRANSIT:
+        return _go_on(job, now)
+    return _SETTLED if job.state is JobState.RUNNING else _ranks("waits for its processes to end")
+
+
+def _leave(job: Gang, now: float) -> Step | Waits:
+    """Of a job that trains on devices that it is to leave."""
+    refused = job.refusals.suspend
+    if refused.pauses(now):
+        return Waits(For.MOMENT, refused.until_s, "waits to be told again to stop")
+    return Step.KEEP if job.beside else Step.STOP
+
+
+def _enter(job: Gang, world: World) -> Step | Waits:
+    """Of a job without devices."""
+    if not job.wanted:
+        return Waits(For.PLAN, reason="waits for devices")
+    if job.relocating:
+        return _ranks("waits for its processes to end")
+    if not job.training() or not job.ready:
+        return _ranks("waits for its processes")
+    if (blocker := world.blocker(job)) is not None:
+        device, other = blocker
+        return Waits(For.DEVICE, reason=f"waits for job {other.id} to leave", device=device, other=other)
+    if not world.misplaced(job):
+        return Step.ENTER
+    if not world.can_leave(job):
+        return Waits(For.NODE, reason="waits for devices where its state is")
+    return Step.RELOCATE
+
+
+def _go_on(job: Gang, now: float) -> Step | Waits:
+    """Of a job whose ranks are on their way."""
+    refused, parked = job.refusals.resume, job.present(RankPhase.PARKED)
+    if refused.pauses(now):
+        return Waits(For.MOMENT, refused.until_s, "waits to be told again to come")
+    if job.idle_since_s is not None or not parked:
+        return _ranks("waits for its ranks")
+    if job.state is not JobState.SUSPENDING:
+        return Step.COME_AGAIN
+    early = any(rank.boundary < job.stop_at for rank in parked)
+    return Step.STOP_LATER if early else _ranks("waits for its ranks to park")
+
+
+def _ranks(reason: str) -> Waits:
+    return Waits(For.RANKS, reason=reason)
