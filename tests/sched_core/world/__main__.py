@@ -22,22 +22,27 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="print what came before each violation")
     parser.add_argument("--put-back", default="", metavar="PAIR", help="with a fault that was mended")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="end after so many violations")
+    parser.add_argument("--profile", default="", metavar="NAME", help="only worlds about that")
     options = parser.parse_args()
     faults = {fault.pair: fault for fault in FAULTS}
     if options.put_back and options.put_back not in faults:
         parser.error(f"there is no fault {options.put_back!r}; choose of {', '.join(faults)}")
-    found, began_s = Counter[str](), time.monotonic()
+    lived, found, began_s = 0, Counter[str](), time.monotonic()
     with put_back(faults[options.put_back]) if options.put_back else nullcontext():
         for seed in range(options.seed, options.seed + options.runs):
+            scenario = draw_scenario(seed)
+            if options.profile not in ("", scenario.profile.name):
+                continue
+            lived += 1
             try:
-                check(draw_scenario(seed))
+                check(scenario)
             except Violation as violation:
                 found[str(violation).partition(":")[0]] += 1
                 said = str(violation) if options.verbose else str(violation).partition(", after")[0]
                 print(f"seed {seed}: {said}", flush=True)
                 if found.total() == options.most:
                     break
-    print(f"{seed + 1 - options.seed} runs, {found.total()} violations, {time.monotonic() - began_s:.0f} s")
+    print(f"{lived} runs, {found.total()} violations, {time.monotonic() - began_s:.0f} s")
     for what, times in found.most_common():
         print(f"{times:6} {what}")
     return 1 if found else 0

@@ -55,5 +55,5 @@ class Ground:
     def _delay_s(self, *key: object) -> float:
         if not self.scenario.faults:
             return DELAY_S
-        most_s = 1.0 if self.fault(0.03, *key, "slow") else 4 * DELAY_S
+        most_s = 1.0 if self.fault(self.scenario.profile.slow, *key, "slow") else 4 * DELAY_S
         return self.draws.between(0.0, most_s, *key, "delay")

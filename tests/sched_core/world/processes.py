@@ -75,7 +75,7 @@ class Process(ABC):
             self._cuts += 1
             self.disconnect()
             self.after(
-                self.ground.draws.between(0.05, 0.9, *self.key, "reconnects", self._cuts), self.connect
+                self.ground.draws.between(0.02, 0.6, *self.key, "reconnects", self._cuts), self.connect
             )
 
     def after(self, delay_s: float, act: Callable[[], object]) -> None:

@@ -29,6 +29,10 @@ class Profile(NamedTuple):
         Which share of jobs can park at even boundaries only.
     sends
         Whether a state can be sent to another node.
+    slow
+        Which share of messages takes up to a second.
+    resume_s, exit_s
+        How long a resume takes, and how long a process lives that has said Bye.
     """
 
     name: str
@@ -47,15 +51,35 @@ class Profile(NamedTuple):
     refuses: float = 0.06
     even: float = 0.2
     sends: bool = True
+    slow: float = 0.03
+    resume_s: float = 0.3
+    exit_s: float = 0.1
 
 
 _ALL = Profile("all")
 PROFILES = (
     *(_ALL,) * 3,
-    Profile("trials", nodes=(_TWO, _THREE), trials=(0, 2, 5, 5), wishes_each=(2, 4, 8), portable=(1.0, 0.0)),
+    Profile(
+        "trials",
+        nodes=(_TWO, _THREE),
+        policies=("rr", "las", "2das", "restless"),
+        trials=(0, 0, 5, 8),
+        portable=(1.0, 0.0, 0.0),
+        wishes=("hold", "release", "move", "move", "move"),
+        wishes_each=(4, 8, 12),
+    ),
     Profile("relaunches", kinds=("relaunched", "relaunched", "one", "gang"), restarts=(1, 2, 4), even=0.0),
-    Profile("gangs", kinds=("gang",), timeouts_s=(0.0,), boundaries=(4, 100), even=0.5, restarts=(0, 1, 3)),
-    Profile("connections", cuts=8, refuses=0.25, restarts=(0, 2, 4)),
+    Profile(
+        "gangs",
+        kinds=("gang",),
+        timeouts_s=(0.0,),
+        boundaries=(4, 80),
+        even=0.5,
+        restarts=(0, 1, 3),
+        slow=0.12,
+        exit_s=1.0,
+    ),
+    Profile("connections", cuts=8, refuses=0.25, restarts=(0, 2, 4), resume_s=1.0),
     # A job that is started anew while its node is lost would wait for its state for ever, and a policy that
     # never rests would have jobs leave for another node before they are back from the last one.
     Profile(

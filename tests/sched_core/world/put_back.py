@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from gpuslice.sched_core.core import relocation, restarts, timeouts, trials
+from gpuslice.sched_core.core import relocation, timeouts, trials
 from gpuslice.sched_core.core.moves import Moves
 from gpuslice.sched_core.core.rank_processes import RankProcesses
 from gpuslice.sched_core.core.rank_reports import RankReports
@@ -45,7 +45,7 @@ class Fault(NamedTuple):
     name: str
     now: str
     before: str
-    seed: int = -1
+    seed: int
 
 
 FAULTS = (
@@ -57,6 +57,7 @@ FAULTS = (
         "enter",
         "if job.id not in self._trying:",
         "if True:",
+        seed=42,
     ),
     Fault(
         "trial x lost place",
@@ -66,6 +67,7 @@ FAULTS = (
         "_choose",
         "if job.width:",
         "if False:",
+        seed=1068,
     ),
     Fault(
         "lending x move",
@@ -74,6 +76,7 @@ FAULTS = (
         "granted",
         "(job.lent or self._core.relocations.misplaced(job))",
         "self._core.relocations.misplaced(job)",
+        seed=2800,
     ),
     Fault(
         "exchange x state that stays on its node",
@@ -83,6 +86,7 @@ FAULTS = (
         "carry_out",
         "self.granted(moved, moved=True)",
         "pass",
+        seed=620,
     ),
     Fault(
         "end x devices where the processes were",
@@ -91,6 +95,7 @@ FAULTS = (
         "settle_on_nodes",
         "if job.state.ended:",
         "if False:",
+        seed=4,
     ),
     Fault(
         "announcement x withdrawal",
@@ -100,23 +105,7 @@ FAULTS = (
         "withdrawn",
         "if job in self.arrived:",
         "if False:",
-    ),
-    Fault(
-        "relaunch x start on another node",
-        "Start an elastic command that was on its way to another node for another number of devices: it was"
-        " left without orders for ever",
-        restarts,
-        "end_to_relaunch",
-        "    job.relocating = False\n",
-        "",
-    ),
-    Fault(
-        "refused resume x lost connection",
-        "Take a rank that runs for one that is back, also if its Resumed was lost after a refusal",
-        RankReports,
-        "_hello_again",
-        "if not _told_to_come(job):",
-        "if True:",
+        seed=5,
     ),
     Fault(
         "state that cannot be sent x another one",
@@ -125,6 +114,7 @@ FAULTS = (
         "_is_home",
         "holder is job or self._waits(holder)",
         "holder is job",
+        seed=110,
     ),
     Fault(
         "start on another node x lease",
@@ -133,6 +123,7 @@ FAULTS = (
         "_enter",
         "if job.relocating:",
         "if False:",
+        seed=89,
     ),
     Fault(
         "gang stop x boundaries without parking",
@@ -142,6 +133,7 @@ FAULTS = (
         "_overshot",
         "2 ** (min(job.overshoots, _MOST_DOUBLINGS) + 1) - 1",
         "2 ** (min(job.overshoots, _MOST_DOUBLINGS) + 1)",
+        seed=2,
     ),
     Fault(
         "gang stop x Bye",
@@ -150,6 +142,7 @@ FAULTS = (
         "all_parked",
         "if not ranks or self.present(RankPhase.LEAVING):",
         "if not ranks:",
+        seed=487,
     ),
     Fault(
         "gang x another scheduler",
@@ -159,6 +152,7 @@ FAULTS = (
         "gone",
         "not left_by_itself and not event.unseen",
         "not left_by_itself",
+        seed=54,
     ),
     Fault(
         "gang x rank that never comes",
@@ -167,6 +161,7 @@ FAULTS = (
         "_gathers",
         "return waits and job.first_hello_s is not None and not job.ready",
         "return False",
+        seed=24,
     ),
     Fault(
         "relaunch x another scheduler",
@@ -175,6 +170,7 @@ FAULTS = (
         "_grace_s",
         "0.0 if job.relocating else job.spec.grace_s",
         "job.spec.grace_s if job.state.ended else 0.0",
+        seed=82,
     ),
     Fault(
         "bound state x plan",
@@ -183,6 +179,7 @@ FAULTS = (
         "send_home",
         "self.carry_out(job, job.home_placement, now)",
         "return",
+        seed=17,
     ),
     Fault(
         "plan x lost node",
@@ -191,6 +188,7 @@ FAULTS = (
         "take",
         "self._cluster.without(self._lost)",
         "self._cluster",
+        seed=9,
     ),
     Fault(
         "lease x processes that are gone",
@@ -199,6 +197,16 @@ FAULTS = (
         "_enter",
         "if not job.training() or not job.ready:",
         "if False:",
+        seed=0,
+    ),
+    Fault(
+        "Bye x lost connection",
+        "Take what a rank says after its Bye for no error",
+        RankReports,
+        "_hello",
+        "if rank.phase is RankPhase.LEAVING and message.pid == rank.pid:",
+        "if False:",
+        seed=46,
     ),
     Fault(
         "state that cannot be sent x free devices",
@@ -208,6 +216,7 @@ FAULTS = (
         "returning",
         "if job.running and self._waits(job) else ()",
         "if False else ()",
+        seed=0,
     ),
 )
 

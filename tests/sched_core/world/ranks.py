@@ -14,7 +14,7 @@ from .processes import Process
 if TYPE_CHECKING:
     from .launchers import Command
 
-IMPORT_S, SETUP_S, SUSPEND_S, RESUME_S, EXIT_S = 0.8, 0.6, 0.3, 0.3, 0.1
+IMPORT_S, SETUP_S, SUSPEND_S = 0.8, 0.6, 0.3
 #: Which share of refused resumes is refused for good.
 _FOR_GOOD = 0.1
 _LINGER_S = 0.1
@@ -52,7 +52,7 @@ class RankProcess(Process):
         super().__init__(ground, command, (self.job, self.attempt, rank, training))
         self.boundaries = BoundaryCounter()
         self.orders = Orders(self.boundaries)
-        self.waits = False
+        self.waits, self.profile = False, ground.scenario.profile
         self.device: str | None = None
         self.standing: wire.Suspended | None = None
         self.bye: wire.Bye | None = None
@@ -67,7 +67,7 @@ class RankProcess(Process):
     def begin(self) -> None:
         """Import, say Hello and hold still; now and then somebody kills it, or cuts its connection."""
         self.after(self.ground.lasts_s(IMPORT_S, *self.key, "import"), self._hello)
-        draws, cuts = self.ground.draws, self.ground.scenario.profile.cuts
+        draws, cuts = self.ground.draws, self.profile.cuts
         if self.ground.fault(0.06, *self.key, "killed"):
             self.ground.unless_calm(draws.between(0.0, 25.0, *self.key, "killed at"), self._killed)
         for number in range(cuts):
@@ -154,7 +154,7 @@ class RankProcess(Process):
         number, self._resumes = self._resumes, self._resumes + 1
         self.device = f"{self.command.machine.name}/{order.device}"
         self.command.run.safety.entered(self)
-        lasts_s = self.ground.lasts_s(RESUME_S, *self.key, "resume", number) if number else 0.0
+        lasts_s = self.ground.lasts_s(self.profile.resume_s, *self.key, "resume", number) if number else 0.0
         self.after(lasts_s, lambda: self._came(order, number))
 
     def _came(self, order: wire.Resume, number: int) -> None:
@@ -181,7 +181,7 @@ class RankProcess(Process):
         self.after(setup_s, self._train)
 
     def _refuses(self, *key: object) -> bool:
-        return self.ground.fault(self.ground.scenario.profile.refuses, *key)
+        return self.ground.fault(self.profile.refuses, *key)
 
     def _refused(self, *, running: bool, retryable: bool = True) -> wire.Refused:
         return wire.Refused(
@@ -266,7 +266,7 @@ class RankProcess(Process):
         self.say(self.bye)
         self.orders.released = True  # it is asked for nothing more
         self.waits = False
-        self.after(self.ground.lasts_s(EXIT_S, *self.key, "exit"), self._exit)
+        self.after(self.ground.lasts_s(self.profile.exit_s, *self.key, "exit"), self._exit)
 
     def _exit(self) -> None:
         """End when the last words are on their way, if there is somebody to hear them."""

@@ -84,7 +84,9 @@ class World:
         Violation
             If something has happened that must not, or nothing happens any more that must.
         """
-        calm_s = CALM_S if self.scenario.faults else max(plan.spec.submit_s for plan in self.scenario.jobs)
+        moments_s = [plan.spec.submit_s for plan in self.scenario.jobs]
+        moments_s += [wish.when_s for wish in self.scenario.wishes]
+        calm_s = CALM_S if self.scenario.faults else max(moments_s)
         self.ground.loop.at(calm_s, lambda: None)
         while self.ground.loop.now_s < calm_s:
             self._step()
