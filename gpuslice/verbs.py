@@ -55,7 +55,7 @@ class Submit(Verb, tag="submit", frozen=True):
         How often it is started again after a failure that was not its user's.
     steps
         How many optimizer steps it has, for its progress; 0: not stated.
-    memory_bytes, most_memory_bytes
+    device_memory_bytes, most_device_memory_bytes
         What it may allocate on each of its devices (0: not stated, and no limit), and up to how much it is
         started again with twice as much if it wants more (0: it is not).
     expected_s
@@ -88,8 +88,8 @@ class Submit(Verb, tag="submit", frozen=True):
     max_restarts: Count = 0
     steps: Count = 0
     max_steps: Count = 0
-    memory_bytes: ByteCount = 0
-    most_memory_bytes: ByteCount = 0
+    device_memory_bytes: ByteCount = 0
+    most_device_memory_bytes: ByteCount = 0
     expected_s: Seconds = 0.0
     trial_batches: Count = 0
     deadline_s: Seconds = 0.0

@@ -54,9 +54,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         How often it is started again after a failure that was not its user's.
     device_memory_bytes
         What it may allocate on each of its devices; 0: not stated, and no limit.
-    most_memory_bytes
+    most_device_memory_bytes
         A job over that limit is started again with twice as much, up to this; 0: it is not.
-    cpus, memory_bytes
+    cpus, host_memory_bytes
         What the whole job needs of the hosts, for multi-resource policies; 0: not stated.
     """
 
@@ -82,9 +82,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: Count = 0
     trial_batches: Count = 0
     device_memory_bytes: ByteCount = 0
-    most_memory_bytes: ByteCount = 0
+    most_device_memory_bytes: ByteCount = 0
     cpus: Count = 0
-    memory_bytes: ByteCount = 0
+    host_memory_bytes: ByteCount = 0
 
     @property
     def elastic(self) -> bool:

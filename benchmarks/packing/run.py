@@ -41,7 +41,7 @@ def makespan(words: list[tuple[str, list[str]]], extra: tuple[str, ...]) -> dict
         environ = {**steady(os.environ), config.variable("ramdisk_dir"): ramdisk}
         begin_s = time.monotonic()
         for name, command in words:
-            client.submit(command, name=name, environ=environ, memory_bytes=512 << 20)
+            client.submit(command, name=name, environ=environ, device_memory_bytes=512 << 20)
         ended = [client.wait(name) for name, _ in words]
         total_s = time.monotonic() - begin_s
         assert all(job is not None and job.exit_code == 0 for job in ended), ended

@@ -163,7 +163,7 @@ def command(
             store_directory(ramdisk := config.load().ramdisk_directory)
             warnings.append(scheduler_setup.small_ramdisk_warning(ramdisk))
         warnings.append(scheduler_setup.oversubscription_warning(names))
-        memory_bytes = scheduler_setup.device_memory(names)
+        device_memory_bytes = scheduler_setup.device_memory(names)
         others = None
         if ray is None and replicate_every:
             raise UsageError("--replicate-every without other nodes", "add --ray auto")
@@ -181,7 +181,7 @@ def command(
                 ramdisk_limit,
                 switch_share,
                 scheduler_setup.quotas(quota or []),
-                memory_bytes,
+                device_memory_bytes,
                 scheduler_setup.tenant_ramdisk(tenant_ramdisk or []),
                 "" if spill_dir is None else str(spill_dir.absolute()),
                 spill_limit,

@@ -92,8 +92,8 @@ class Client:
         max_restarts: int = 0,
         steps: int = 0,
         max_steps: int = 0,
-        memory_bytes: int = 0,
-        most_memory_bytes: int = 0,
+        device_memory_bytes: int = 0,
+        most_device_memory_bytes: int = 0,
         expected_s: float = 0.0,
         trial_batches: int = 0,
         deadline_s: float = 0.0,
@@ -129,9 +129,9 @@ class Client:
             How many optimizer steps it has, if known: for its progress.
         max_steps
             It is ended, well, at the first boundary after so many; 0: when it ends by itself.
-        memory_bytes
+        device_memory_bytes
             What it may allocate on each of its devices: a limit; 0: not stated, and none.
-        most_memory_bytes
+        most_device_memory_bytes
             Over that limit it is started again with twice as much, up to this; 0: it has failed.
         expected_s
             How long it trains on its devices, if known, for policies that must know; 0: not stated.
@@ -193,8 +193,8 @@ class Client:
             max_restarts=max_restarts,
             steps=steps,
             max_steps=max_steps,
-            memory_bytes=memory_bytes,
-            most_memory_bytes=most_memory_bytes,
+            device_memory_bytes=device_memory_bytes,
+            most_device_memory_bytes=most_device_memory_bytes,
             expected_s=expected_s,
             trial_batches=trial_batches,
             deadline_s=deadline_s,

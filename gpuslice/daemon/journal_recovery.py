@@ -65,7 +65,7 @@ def continued(directory: Path, setup: Setup) -> Setup:
     try:
         with Journal(directory / FILE, read_only=True) as journal:
             former = _former(journal)
-            if former is None or former == setup or _differences(former, setup) != ["memory_bytes"]:
+            if former is None or former == setup or _differences(former, setup) != ["device_memory_bytes"]:
                 return setup
             return former if _unfinished(journal, former) else setup
     except GpusliceError:

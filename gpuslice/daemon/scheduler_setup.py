@@ -69,7 +69,7 @@ class Setup:
         Where snapshots of dead and parked jobs go when the RAM disk is full; empty for nowhere.
     spill_limit
         Most bytes that they may take there, ``50G`` style; empty for what its file system has.
-    memory_bytes
+    device_memory_bytes
         Of each device, of the smallest if they differ; 0: not known.
     profiles
         What is known of pairs of scripts, for a policy that packs.
@@ -85,7 +85,7 @@ class Setup:
     ramdisk_limit: Word = ""
     switch_share: float = SWITCH_SHARE
     quotas: Mapping[Label, Count] = field(default_factory=dict)
-    memory_bytes: ByteCount = 0
+    device_memory_bytes: ByteCount = 0
     tenant_ramdisk: Mapping[Label, Word] = field(default_factory=dict)
     spill_dir: PathText = ""
     spill_limit: Word = ""
@@ -122,7 +122,7 @@ class Setup:
             self.make_policy(),
             switch_share=self.switch_share,
             quotas=self.quotas,
-            memory_bytes=self.memory_bytes,
+            device_memory_bytes=self.device_memory_bytes,
             sockets=self.sockets,
         )
 

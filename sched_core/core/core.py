@@ -74,7 +74,7 @@ class Core:
         Part of the time that switching may take; the policy is told how long a slice must last for that.
     quotas
         How many devices the jobs of a tenant may ask for together; tenants without one have no limit.
-    memory_bytes
+    device_memory_bytes
         Of each device; 0: not known.
     sockets
         On how many sockets the devices of each node lie, in equal parts and in their order.
@@ -87,13 +87,13 @@ class Core:
         *,
         switch_share: float = SWITCH_SHARE,
         quotas: Mapping[str, int] | None = None,
-        memory_bytes: int = 0,
+        device_memory_bytes: int = 0,
         sockets: int = 1,
     ) -> None:
         self.devices = tuple(devices)
         #: Jobs whose processes are using a device, by device.
         self.occupants: list[dict[str, Gang]] = [{} for _ in devices]
-        self.memory_bytes = memory_bytes
+        self.device_memory_bytes = device_memory_bytes
         cluster = _cluster(self.devices, sockets)
         self.relocations = Relocations(self, cluster, placement_of(policy))
         self.planning = Planning(self, cluster, policy, quotas or {})

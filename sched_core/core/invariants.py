@@ -31,8 +31,8 @@ def check(core: CoreContract) -> None:
         if len(occupants) > 1 and not all(core.ledger.shares(job) for job in staying):
             raise InvariantError(f"{device} is held by {', '.join(occupants)} at once")
         asked = sum(job.spec.device_memory_bytes for job in occupants.values())
-        if core.memory_bytes and asked > core.memory_bytes:
-            raise InvariantError(f"jobs on {device} ask for {asked} bytes of {core.memory_bytes}")
+        if core.device_memory_bytes and asked > core.device_memory_bytes:
+            raise InvariantError(f"jobs on {device} ask for {asked} bytes of {core.device_memory_bytes}")
     for job in core.jobs.values():
         _check_job(core, job)
 

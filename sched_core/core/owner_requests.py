@@ -45,11 +45,11 @@ def check_submission(core: CoreContract, spec: JobSpec) -> None:
             f"job {spec.id} asks for {spec.ranks} devices; the quota of tenant {spec.tenant} is {quota}",
             "ask for fewer, or raise the quota with `gpuslice up --quota`",
         )
-    most_bytes = max(spec.device_memory_bytes, spec.most_memory_bytes)
-    if core.memory_bytes and most_bytes > core.memory_bytes:
+    most_bytes = max(spec.device_memory_bytes, spec.most_device_memory_bytes)
+    if core.device_memory_bytes and most_bytes > core.device_memory_bytes:
         raise UsageError(
             f"job {spec.id} asks for {format_size(most_bytes)} on each device,"
-            f" which has {format_size(core.memory_bytes)}",
+            f" which has {format_size(core.device_memory_bytes)}",
             "ask for less memory, or for more devices",
         )
 

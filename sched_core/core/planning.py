@@ -114,7 +114,7 @@ class Planning:
         self._view.compute = self.computations.compute
         self._view.switch_s = lambda job, at: core.switch_costs.expected_s(core.jobs[job.id], at)
         self.throughput = self._view.throughput = MeasuredThroughput(policy, core.order)
-        self._view.device_memory_bytes = core.memory_bytes
+        self._view.device_memory_bytes = core.device_memory_bytes
         #: Jobs that are held from now on; the policy is still to be told.
         self._withheld: list[Gang] = []
         self.bound_jobs = BoundJobs()

@@ -58,7 +58,7 @@ def close(core: CoreContract, job: Gang, now: float) -> None:
 def _grow(job: Gang) -> None:
     """Let ``job`` allocate twice as much; that attempt is one more than its owner allowed otherwise."""
     spec = job.spec
-    limit_bytes = min(2 * spec.device_memory_bytes, spec.most_memory_bytes)
+    limit_bytes = min(2 * spec.device_memory_bytes, spec.most_device_memory_bytes)
     job.spec = msgspec.structs.replace(
         spec, device_memory_bytes=limit_bytes, max_restarts=spec.max_restarts + 1
     )

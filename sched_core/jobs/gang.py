@@ -208,7 +208,7 @@ class Gang(AccountedJob):
     @property
     def may_grow(self) -> bool:
         """Whether its memory limit may become larger."""
-        return self.spec.device_memory_bytes < self.spec.most_memory_bytes
+        return self.spec.device_memory_bytes < self.spec.most_device_memory_bytes
 
     @property
     def reached_max_steps(self) -> bool:

@@ -28,9 +28,13 @@ def check(request: Submit, devices: Sequence[DeviceName]) -> None:
             "without the number of its steps nobody can tell how long it takes, nor guarantee a deadline",
             "state it: --steps N; or how long it takes: --duration 40m",
         )
-    if request.most_memory_bytes and not 0 < request.memory_bytes <= request.most_memory_bytes:
+    if (
+        request.most_device_memory_bytes
+        and not 0 < request.device_memory_bytes <= request.most_device_memory_bytes
+    ):
         raise UsageError(
-            f"a memory limit of {request.memory_bytes} bytes cannot grow to {request.most_memory_bytes}",
+            f"a memory limit of {request.device_memory_bytes} bytes cannot grow to"
+            f" {request.most_device_memory_bytes}",
             "write the smaller one first: --memory 3G:6G",
         )
     if request.most_devices and request.most_devices < request.devices:
@@ -71,8 +75,8 @@ def make_spec(request: Submit, name: str, now_s: float, grace_s: float = GRACE_S
         max_steps=request.max_steps,
         deadlines=((request.deadline_s, 1.0),) if request.deadline_s else (),
         only_guaranteed=request.guaranteed,
-        device_memory_bytes=request.memory_bytes,
-        most_memory_bytes=request.most_memory_bytes,
+        device_memory_bytes=request.device_memory_bytes,
+        most_device_memory_bytes=request.most_device_memory_bytes,
         max_restarts=request.max_restarts,
         trial_batches=request.trial_batches,
         boundary_timeout_s=request.boundary_timeout_s,

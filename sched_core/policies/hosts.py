@@ -33,16 +33,16 @@ class Hosts:
 
     def needs(self, job: Job) -> tuple[float, float]:
         """Return the CPUs and bytes that the whole job takes. Return 0 for what is not limited."""
-        asked = (float(job.spec.cpus), float(job.spec.memory_bytes))
+        asked = (float(job.spec.cpus), float(job.spec.host_memory_bytes))
         return (asked[0] if self.capacity[0] else 0.0, asked[1] if self.capacity[1] else 0.0)
 
     def shares(self, job: Job) -> tuple[float, float, float]:
         """Return the job's share of the cluster's devices, CPUs and memory."""
-        cpus, memory_bytes = (
+        cpus, host_memory_bytes = (
             need / (capacity * self._nodes) if capacity else 0.0
             for need, capacity in zip(self.needs(job), self.capacity, strict=True)
         )
-        return job.demand / self._cluster.size, cpus, memory_bytes
+        return job.demand / self._cluster.size, cpus, host_memory_bytes
 
     def fits(self, job: Job, devices: Sequence[int]) -> bool:
         """Return True if the nodes of ``devices`` have enough left for ``job``."""
@@ -78,8 +78,8 @@ class Hosts:
         for device in devices:
             node = self._cluster.node_of[device]
             counts[node] = counts.get(node, 0) + 1
-        cpus, memory_bytes = self.needs(job)
+        cpus, host_memory_bytes = self.needs(job)
         return {
-            node: (cpus * count / len(devices), memory_bytes * count / len(devices))
+            node: (cpus * count / len(devices), host_memory_bytes * count / len(devices))
             for node, count in counts.items()
         }

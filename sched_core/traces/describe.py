@@ -23,7 +23,7 @@ _EXTRAS = {
     "min_gpu": "min_demand",
     "max_gpu": "max_demand",
     "cpus": "cpus",
-    "memory_bytes": "memory_bytes",
+    "memory_bytes": "host_memory_bytes",
 }
 
 

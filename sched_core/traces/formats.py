@@ -187,7 +187,7 @@ _OPTIONAL: dict[str, tuple[str, Callable[[Row, str], object]]] = {
     "min_gpu": ("min_demand", _optional_count),
     "max_gpu": ("max_demand", _optional_count),
     "cpus": ("cpus", _optional_count),
-    "memory_bytes": ("memory_bytes", _optional_count),
+    "memory_bytes": ("host_memory_bytes", _optional_count),
     "expect_time_list": ("deadlines", _deadlines),
 }
 

@@ -54,7 +54,7 @@ def pair(shell: Shell, directory: Path, mode: str) -> tuple[Client, list[str]]:
     client = shell.client()
     words = [str(script), str(directory / "line"), mode]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return client, [client.submit(words, memory_bytes=1 << 30, environ=environ) for _ in range(2)]
+    return client, [client.submit(words, device_memory_bytes=1 << 30, environ=environ) for _ in range(2)]
 
 
 def verdict(client: Client, job: str) -> EventInfo:

@@ -411,10 +411,10 @@ def test_quotas_and_memory_are_limits(shell: Shell) -> None:
     client = shell.client()
     words = ["--", sys.executable, str(RANK), str(10**6), "0"]
     environ = {**os.environ, "WORLD": "1"}
-    first = client.submit(words, tenant="t", memory_bytes=5, environ=environ)
+    first = client.submit(words, tenant="t", device_memory_bytes=5, environ=environ)
     until(client, first, lambda info: info.state == "running")
     # Only now: the quota goes to whichever process says hello first.
-    second = client.submit(words, tenant="t", memory_bytes=5, environ=environ)
+    second = client.submit(words, tenant="t", device_memory_bytes=5, environ=environ)
     found = until(client, second, lambda info: info.fair_share_delay_s > 0)
     assert (found.state, found.memory_bytes) == ("queued", 5)
     assert found.waited_s == pytest.approx(found.fair_share_delay_s, abs=0.1)

@@ -49,7 +49,7 @@ def test_job_names() -> None:
     ("field", "value", "why"),
     [
         ("steps", 10**30, "steps has to be a whole number <= 9007199254740992"),
-        ("memory_bytes", -1, "memory_bytes has to be a whole number >= 0"),
+        ("device_memory_bytes", -1, "device_memory_bytes has to be a whole number >= 0"),
         ("devices", 0, "devices has to be a whole number >= 1"),
         ("weight", 0.0, "weight has to be a number >= 1e-06"),
         ("weight", -1.0, "weight has to be a number"),

@@ -131,7 +131,7 @@ def test_waiting_for_others_is_neither_delay_and_scattered_devices_are_fragmenta
 
 
 def test_a_job_that_needs_more_memory_than_a_device_has_is_refused() -> None:
-    driver = Driver(2, memory_bytes=100)
+    driver = Driver(2, device_memory_bytes=100)
     with pytest.raises(UsageError, match="asks for 101 B on each device, which has 100 B"):
         submit(driver, "a", memory=101)
     submit(driver, "a", memory=100)
@@ -139,7 +139,7 @@ def test_a_job_that_needs_more_memory_than_a_device_has_is_refused() -> None:
 
 def test_jobs_are_not_packed_beyond_the_memory_of_a_device() -> None:
     policy = Scripted()
-    driver = Driver(1, policy, memory_bytes=100)
+    driver = Driver(1, policy, device_memory_bytes=100)
     for job, memory in (("a", 40), ("b", 60), ("c", 1)):
         policy.next = lambda _: Plan()
         driver.do(Submitted(JobSpec(id=job, submit_s=0.0, device_memory_bytes=memory), PROGRAM))
@@ -164,8 +164,8 @@ def over_limit(driver: Driver, job: str) -> object:
 
 
 def test_a_job_over_its_memory_limit_is_started_again_with_more_as_far_as_allowed() -> None:
-    driver = Driver(1, memory_bytes=100)
-    spec = JobSpec(id="a", submit_s=0.0, device_memory_bytes=40, most_memory_bytes=100)
+    driver = Driver(1, device_memory_bytes=100)
+    spec = JobSpec(id="a", submit_s=0.0, device_memory_bytes=40, most_device_memory_bytes=100)
     driver.do(Submitted(spec, PROGRAM))
     limits = []
     while driver.state("a") is JobState.QUEUED:
@@ -187,8 +187,10 @@ def test_it_is_not_started_again_with_the_same_limit() -> None:
 
 
 def test_a_job_that_may_grow_beyond_a_device_is_refused() -> None:
-    driver = Driver(1, memory_bytes=100)
+    driver = Driver(1, device_memory_bytes=100)
     with pytest.raises(UsageError, match="asks for 200 B on each device, which has 100 B"):
         driver.do(
-            Submitted(JobSpec(id="a", submit_s=0.0, device_memory_bytes=40, most_memory_bytes=200), PROGRAM)
+            Submitted(
+                JobSpec(id="a", submit_s=0.0, device_memory_bytes=40, most_device_memory_bytes=200), PROGRAM
+            )
         )

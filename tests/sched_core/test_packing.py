@@ -161,7 +161,7 @@ def test_other_jobs_take_turns_with_a_pair() -> None:
 
 @pytest.mark.parametrize(("memory", "packed"), [(0, False), (60, False), (50, True)])
 def test_memory_limits_have_to_fit_where_the_devices_memory_is_known(memory: int, packed: bool) -> None:
-    world = World(WAITS, memory_bytes=100)
+    world = World(WAITS, device_memory_bytes=100)
     for job in "ab":
         world.submit(job, "wait", memory)
     world.run(120.0)
@@ -174,7 +174,7 @@ def test_what_jobs_without_limits_have_used_has_to_fit_with_a_margin(
     peaks: tuple[int, int], packed: bool
 ) -> None:
     """40 counts as 50, and 41 as 52; a job that was never measured is not packed."""
-    world = World(WAITS, memory_bytes=100)
+    world = World(WAITS, device_memory_bytes=100)
     world.peaks = dict(zip("ab", peaks, strict=True))
     for job in "ab":
         world.submit(job, "wait")
@@ -184,7 +184,7 @@ def test_what_jobs_without_limits_have_used_has_to_fit_with_a_margin(
 
 
 def test_a_limit_counts_beside_what_was_measured() -> None:
-    world = World(WAITS, memory_bytes=100)
+    world = World(WAITS, device_memory_bytes=100)
     world.peaks = {"a": 100, "b": 40}
     world.submit("a", "wait", 50)
     world.submit("b", "wait")
@@ -193,7 +193,7 @@ def test_a_limit_counts_beside_what_was_measured() -> None:
 
 
 def test_a_pair_that_outgrows_the_device_is_taken_apart() -> None:
-    world = World(WAITS, memory_bytes=100)
+    world = World(WAITS, device_memory_bytes=100)
     world.peaks = {"a": 40, "b": 40}
     for job in "ab":
         world.submit(job, "wait")

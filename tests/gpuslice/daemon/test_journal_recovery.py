@@ -120,7 +120,7 @@ def test_a_journal_of_other_options_is_set_aside_with_its_head(tmp_path: Path) -
 def test_unfinished_jobs_keep_the_memory_that_they_were_accepted_by(tmp_path: Path) -> None:
     """A new kernel says of the same machine that it has some pages more."""
     (tmp_path / "logs").mkdir()
-    before, after = replace(SETUP, memory_bytes=1000), replace(SETUP, memory_bytes=1001)
+    before, after = replace(SETUP, device_memory_bytes=1000), replace(SETUP, device_memory_bytes=1001)
     assert continued(tmp_path, after) == after  # there is no journal yet
     with open_journal(tmp_path, before, accept_loss=False, warn=refuse_to_warn) as journal:
         assert continued(tmp_path, before) == before
@@ -130,7 +130,7 @@ def test_unfinished_jobs_keep_the_memory_that_they_were_accepted_by(tmp_path: Pa
     assert continued(tmp_path, after) == before
     other = replace(after, switch_share=0.5, spill_limit="1G")
     assert continued(tmp_path, other) == other
-    with pytest.raises(ConfigError, match="differs is: switch_share, memory_bytes, spill_limit"):
+    with pytest.raises(ConfigError, match="differs is: switch_share, device_memory_bytes, spill_limit"):
         open_journal(tmp_path, other, accept_loss=False, warn=refuse_to_warn)
     open_journal(tmp_path, continued(tmp_path, after), accept_loss=False, warn=refuse_to_warn).close()
 

@@ -95,7 +95,7 @@ class World:
         self.seed, self._policy = seed, draw.choice([policy] if policy else POLICIES)
         options: dict[str, Any] = {
             "quotas": {"t": 2} if draw.random() < 0.3 else None,
-            "memory_bytes": draw.choice([0, 8]),
+            "device_memory_bytes": draw.choice([0, 8]),
         }
         self._placement = draw.choice(["", "count", "spread"])
         self.policy = self.make_policy()

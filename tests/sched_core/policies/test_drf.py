@@ -30,7 +30,7 @@ def test_the_example_of_the_paper() -> None:
         *rows,
         tenant=tenants,
         cpus=[1] * 6 + [3] * 6,
-        memory_bytes=[4 * GIB] * 6 + [GIB] * 6,
+        host_memory_bytes=[4 * GIB] * 6 + [GIB] * 6,
     )
     outcome = simulate(jobs, Drf(node_cpus=9, node_memory_gib=18), "1x50")
     running = [tenant for tenant, start_s in zip(tenants, outcome.first_start_s, strict=True) if start_s == 0]
