@@ -6,21 +6,17 @@ one answer; that to ``Wait`` and ``Down`` comes when what they wait for has happ
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import cast
 
 import msgspec
 
 from gpuslice.errors import RemoteProtocolError
+from gpuslice.job_request import JobRequest
 from gpuslice.types import (
     ByteCount,
     Count,
     JobName,
     Label,
-    OptionalRankCount,
-    PathText,
-    RankCount,
-    Seconds,
-    VariableName,
     Word,
 )
 from gpuslice.types import Weight as WeightValue
@@ -33,70 +29,22 @@ class Verb(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Base of requests and answers."""
 
 
-class Submit(Verb, tag="submit", frozen=True):
+class Submit(JobRequest, tag="submit", frozen=True, kw_only=True):
     """Start a job when its turn comes.
 
     Attributes
     ----------
-    name
-        Its id; if ``numbered``, a number is added that makes it unique.
-    argv, directory, environ
-        How its command is started; no shell is involved.
-    devices, most_devices
-        How many it runs on, all or nothing; it must have as many ranks. If ``most_devices`` is larger, it may
-        have up to so many (docs/elastic.md), and has as many ranks.
+    stem
+        What its id begins with if it has no ``name``; a number is added that makes it unique.
+    argv
+        The command, which is started in ``directory`` with ``environ``; no shell is involved.
     relaunch
         Its command starts as many ranks as it is told; it is started anew for another number of devices.
-    app
-        Jobs of one app search for one model together, under ``themis``; empty: it is alone.
-    weight
-        Its share under policies that know weights.
-    max_restarts
-        How often it is started again after a failure that was not its user's.
-    steps
-        How many optimizer steps it has, for its progress; 0: not stated.
-    device_memory_bytes, most_device_memory_bytes
-        What it may allocate on each of its devices (0: not stated, and no limit), and up to how much it is
-        started again with twice as much if it wants more (0: it is not).
-    expected_s
-        How long it trains on its devices, as far as its owner knows; 0: not stated.
-    max_steps
-        It is ended, well, after so many optimizer steps; 0: when it ends by itself.
-    trial_batches
-        So many mini-batches are tried ahead of every queue; 0: none.
-    deadline_s, guaranteed
-        By when it is to be through, in seconds from now (0: whenever), and whether it is refused if the
-        policy cannot guarantee that; ``Admission`` tells.
-    grace_s
-        How long its processes may take to end when they are asked to (0: they are not asked); ``None``: as
-        long as ``gpuslice up --grace`` says.
-    boundary_timeout_s, on_boundary_timeout
-        How long it may take to reach a boundary when told to stop (0: for ever), and what then.
     """
 
-    name: JobName
-    numbered: bool
+    stem: JobName
     argv: tuple[Word, ...]
-    directory: PathText
-    environ: dict[VariableName, Word]
-    devices: RankCount = 1
-    most_devices: OptionalRankCount = 0
     relaunch: bool = False
-    tenant: Label = ""
-    app: Label = ""
-    weight: WeightValue = 1.0
-    max_restarts: Count = 0
-    steps: Count = 0
-    max_steps: Count = 0
-    device_memory_bytes: ByteCount = 0
-    most_device_memory_bytes: ByteCount = 0
-    expected_s: Seconds = 0.0
-    trial_batches: Count = 0
-    deadline_s: Seconds = 0.0
-    guaranteed: bool = False
-    boundary_timeout_s: Seconds = 60.0
-    on_boundary_timeout: Literal["leave", "kill"] = "leave"
-    grace_s: Seconds | None = None
 
 
 class Status(Verb, tag="status", frozen=True):

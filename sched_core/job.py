@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from math import inf
 
-import msgspec
-
-from gpuslice.types import ByteCount, Count, JobName, Label, Moment, RankCount, Seconds, Text, Weight
+from gpuslice.job_request import JobRequest
+from gpuslice.types import ByteCount, Count, JobName, Moment, Seconds, Text
 
 #: A job has so long to save a checkpoint when it is told to end, unless it was submitted with another time.
 GRACE_S = 30.0
 
 
-class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known when a job is submitted. How long it really runs is not part of it (see ``Knowledge``).
+class JobSpec(JobRequest, frozen=True, kw_only=True):
+    """What is known when a job is submitted: what was asked for, and what the scheduler makes of it.
+
+    How long the job really runs is not part of it (see ``Knowledge``).
 
     Attributes
     ----------
@@ -21,94 +22,67 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         Unique name.
     submit_s
         When it arrived.
-    demand
-        Devices it asks for; all or nothing unless elastic.
-    min_demand, max_demand
-        Bounds between which an elastic job may be resized; 0 means ``demand``.
+    model
+        What jobs that behave alike have in common.
+    least_devices
+        Down to how many devices an elastic job may shrink; 0: ``devices``.
     relaunch
         Whether its command, which starts as many ranks as it is told, is started anew for that.
     deadlines
         ``(seconds after submission, value)`` pairs, earliest first: one pair is a hard deadline, several a
         soft one, none means best effort.
-    only_guaranteed
-        It is refused if its deadline cannot be guaranteed, rather than run without.
-    tenant, app
-        Whose it is; jobs of one ``app`` search for one model together (Themis).
     skew
         Largest share of one tensor in the model's parameters (Tiresias, section 3.3); ``None``: not known.
-    expected_s
-        How long it trains on its devices, as far as its owner knows; 0: not stated.
-    max_steps
-        It is ended, well, at the first boundary after so many optimizer steps; 0: it ends by itself.
-    boundary_timeout_s
-        A job that is told to stop and reaches no boundary for so long is reported, as is one that does not
-        come back when told to resume; 0: never.
-    kill_when_late
-        Whether it is ended then. Otherwise it is left running.
+    steps
+        How many optimizer steps it has, as far as is known; after ``max_steps`` it ends.
     trial_batches
         It first runs for so many mini-batches, ahead of every queue (``trials``); 0: no trial.
     grace_s
-        How long its processes may take to end when they are asked to, before they are killed; 0: they are not
-        asked.
-    max_restarts
-        How often it is started again after a failure that was not its user's.
-    device_memory_bytes
-        What it may allocate on each of its devices; 0: not stated, and no limit.
-    most_device_memory_bytes
-        A job over that limit is started again with twice as much, up to this; 0: it is not.
+        How long its processes may take to end when they are asked to; 0: they are not asked.
     cpus, host_memory_bytes
         What the whole job needs of the hosts, for multi-resource policies; 0: not stated.
     """
 
     id: JobName
     submit_s: Moment
-    demand: RankCount = 1
-    min_demand: Count = 0
-    max_demand: Count = 0
-    relaunch: bool = False
     model: Text = ""
-    tenant: Label = ""
-    app: Text = ""
-    weight: Weight = 1.0
+    least_devices: Count = 0
+    relaunch: bool = False
     deadlines: tuple[tuple[Seconds, float], ...] = ()
-    only_guaranteed: bool = False
     skew: float | None = None
-    iterations: Count = 0
-    expected_s: Seconds = 0.0
-    max_steps: Count = 0
-    boundary_timeout_s: Seconds = 60.0
-    kill_when_late: bool = False
-    grace_s: Seconds = GRACE_S
-    max_restarts: Count = 0
     trial_batches: Count = 0
-    device_memory_bytes: ByteCount = 0
-    most_device_memory_bytes: ByteCount = 0
+    grace_s: Seconds = GRACE_S
     cpus: Count = 0
     host_memory_bytes: ByteCount = 0
 
     @property
     def elastic(self) -> bool:
-        """Whether it may have more devices than it asks for."""
-        return self.max_demand > self.demand
+        """True if it may have more devices than it asks for."""
+        return self.most_devices > self.devices
 
     @property
     def ranks(self) -> int:
-        """Processes it has: as many as it may have devices."""
-        return max(self.demand, self.max_demand)
+        """How many processes it has: as many as it may have devices."""
+        return max(self.devices, self.most_devices)
 
     @property
     def joined(self) -> bool:
-        """Whether it is elastic, and its ranks are there from the beginning and come and go by themselves."""
+        """True if it is elastic, and its ranks are there from the beginning and come and go by themselves."""
         return self.elastic and not self.relaunch
 
     @property
-    def deadline_s(self) -> float | None:
-        """Its last deadline, in seconds after submission; ``None``: it may end whenever it likes."""
+    def kill_when_late(self) -> bool:
+        """True if it is ended when it reaches no boundary in time."""
+        return self.on_boundary_timeout == "kill"
+
+    @property
+    def last_deadline_s(self) -> float | None:
+        """Its last deadline, in seconds after submission. None if it may end whenever it likes."""
         return self.deadlines[-1][0] if self.deadlines else None
 
     @property
     def due_s(self) -> float:
-        """When that is; infinite without one."""
+        """When its last deadline is; infinite without one."""
         return self.submit_s + self.deadlines[-1][0] if self.deadlines else inf
 
 
@@ -181,9 +155,9 @@ class Job:
     def __init__(self, spec: JobSpec, number: int) -> None:
         self.spec = spec
         self.id = spec.id
-        self.demand = spec.demand
-        self.least = spec.min_demand or spec.demand
-        self.most = max(spec.max_demand or spec.demand, self.least)
+        self.demand = spec.devices
+        self.least = spec.least_devices or spec.devices
+        self.most = max(spec.most_devices or spec.devices, self.least)
         self.within: tuple[int, ...] = ()
         self.number = number
         self.placement: tuple[int, ...] = ()

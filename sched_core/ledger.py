@@ -171,8 +171,8 @@ class Ledger:
         return job
 
     def _check_size(self, job: Job, count: int, plan: Plan) -> None:
-        least = job.spec.min_demand or job.demand
-        most = job.spec.max_demand or job.demand
+        least = job.spec.least_devices or job.demand
+        most = job.spec.most_devices or job.demand
         if not least <= count <= most:
             asked = str(job.demand) if least == most else f"{least} to {most}"
             raise self._impossible(f"job {job.id} asks for {asked} devices and is given {count}", plan)

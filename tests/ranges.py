@@ -25,6 +25,7 @@ class Range:
 
 
 COUNT = Range((0, 2**53), (-(2**63), -1, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, None, "1", 0.5))
+OPTIONAL_COUNT = Range((None, *COUNT.within), tuple(value for value in COUNT.beyond if value is not None))
 STOP_AT = Range((0, 2**62), (-1, 2**62 + 1, 2**63, None))
 BYTES = Range((0, 2**60), (-5, -1, 2**60 + 1, 2**64 - 1, None))
 RANK = Range((0, 2**16 - 1), (-1, 2**16, 2**64 - 1, None))
@@ -32,17 +33,20 @@ RANKS = Range((1, 2**16), (-1, 0, 2**16 + 1, 2**31, None))
 OPTIONAL_RANKS = Range((0, 2**16), (-1, 2**16 + 1, 2**31, None))
 PID = Range((0, 2**31 - 1), (-1, 2**31, None))
 SECONDS = Range((0.0, 0, 1e9), (-5e-324, -1.0, -inf, nextafter(1e9, inf), inf, nan, "1"))
+OPTIONAL_SECONDS = Range((None, *SECONDS.within), SECONDS.beyond)
 LOSS = Range((None, -1e300, 1e300), (-inf, -1.1e300, 1.1e300, inf, nan, "1"))
 WEIGHT = Range((1e-6, 1, 1e6), (-1.0, 0.0, nextafter(1e-6, 0.0), nextafter(1e6, inf), inf, nan, None))
 FLAG = Range((True, False), (0, None, "true"))
 NAME = Range(
     ("a", "a" * 64, "0-_."), ("", "a" * 65, "a/b", "..", "-a", "a\0", "a\n", "\na", "é", NOT_UTF8, 1, None)
 )
+OPTIONAL_NAME = Range((None, *NAME.within), tuple(value for value in NAME.beyond if value is not None))
 WORDS = Range(
     ((), ("", "=\n", "é🙂")), (("\0",), ("a", "b\0c"), ("a", NOT_UTF8), (None,), ("a", 1), "a", {"a": "b"})
 )
 PATH = Range(("", "/" * 4096), ("/\0", "/" * 4097, NOT_UTF8, None))
 VARIABLES = Range(({}, {"": "=\n", "é": "🙂"}), ({"A=B": "c"}, {"A\0": "c"}, {"A": "\0"}, {"A": 1}, ["A"]))
+OPTIONAL_VARIABLES = Range((None, *VARIABLES.within), VARIABLES.beyond)
 LABEL = Range(("", "a" * 64, "é 🙂"), ("a" * 65, "a=b", "\0", "\n", "\x1f", "\x7f", NOT_UTF8, 1, None))
 LABELS = Range(((), ("null:0", "a" * 64)), (("a" * 65,), ("a", "b=c"), ("a\0",), (1,), "a"))
 TEXT = Range(("", "\0\n=", "é" * 2**16), ("a" * (2**16 + 1), NOT_UTF8, 1, None))
@@ -60,6 +64,7 @@ STAGES = Range(
         ["a"],
     ),
 )
+ROUTE = Range((None, "auto", "tensor", "vmm", "driver"), ("teleport", "", 1))
 CHOICE = Range(("leave", "kill"), ("explode", "", None, 1))
 
 _BY_NAME = {
@@ -69,18 +74,20 @@ _BY_NAME = {
     "bound": TEXT,
     "boundary": COUNT,
     "boundary_timeout_s": SECONDS,
+    "checkpoint_every": OPTIONAL_COUNT,
     "deadline_s": SECONDS,
     "device": LABEL,
     "devices": RANKS,
     "directory": PATH,
     "drain": FLAG,
     "ending": FLAG,
-    "environ": VARIABLES,
+    "env": VARIABLES,
+    "environ": OPTIONAL_VARIABLES,
     "epoch": COUNT,
     "err": FLAG,
     "error": TEXT,
     "expected_s": SECONDS,
-    "grace_s": SECONDS,
+    "grace_s": OPTIONAL_SECONDS,
     "guaranteed": FLAG,
     "job": NAME,
     "largest_bytes": BYTES,
@@ -91,9 +98,8 @@ _BY_NAME = {
     "device_memory_bytes": BYTES,
     "most_devices": OPTIONAL_RANKS,
     "most_device_memory_bytes": BYTES,
-    "name": NAME,
+    "name": OPTIONAL_NAME,
     "nbytes": BYTES,
-    "numbered": FLAG,
     "offset": BYTES,
     "on_boundary_timeout": CHOICE,
     "parked": FLAG,
@@ -111,12 +117,14 @@ _BY_NAME = {
     "running": FLAG,
     "samples": COUNT,
     "stages_s": STAGES,
+    "stem": NAME,
     "step": COUNT,
     "steps": COUNT,
     "stop_at": STOP_AT,
     "stuck": TEXT,
     "tenant": LABEL,
     "tensors": COUNT,
+    "trial": FLAG,
     "trial_batches": COUNT,
     "unleased": TEXT,
     "version": COUNT,
@@ -126,7 +134,7 @@ _BY_NAME = {
     "world": COUNT,
     "world_size": RANKS,
 }
-_OF_KIND = {("migrate", "devices"): LABELS}
+_OF_KIND = {("migrate", "devices"): LABELS, ("submit", "route"): ROUTE}
 
 
 def within(message: msgspec.Struct) -> Iterator[bytes]:

@@ -43,7 +43,7 @@ def shared(commands: Sequence[list[str]], device: str, policy: Sequence[str]) ->
         environ = {**steady(os.environ), config.variable("ramdisk_dir"): ramdisk}
         jobs: list[str] = []
         for words in commands:
-            jobs.append(client.submit(words, environ=environ, directory=SCRIPTS))
+            jobs.append(client.submit(words, environ=environ, directory=str(SCRIPTS)))
             client.suspend(jobs[-1])
         while sum(event.what == "hello" for event in client.events()) < len(jobs):
             assert client.wait(jobs[0], 0.5) is None

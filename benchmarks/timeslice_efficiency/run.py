@@ -54,7 +54,7 @@ def scheduled(trainings: Sequence[Training], device: str, policy: Sequence[str])
         begin_s = time.monotonic()
         environ = {**steady(os.environ), config.variable("ramdisk_dir"): ramdisk}
         for one in trainings:
-            client.submit(one.words(device), name=one.name, environ=environ, directory=SCRIPTS)
+            client.submit(one.words(device), name=one.name, environ=environ, directory=str(SCRIPTS))
         ended = [client.wait(one.name) for one in trainings]
         total_s = time.monotonic() - begin_s
         assert all(job is not None and job.exit_code == 0 for job in ended), ended

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
-from types import FunctionType
 from typing import Annotated, Any, cast, get_args
 
 import typer
@@ -139,16 +140,24 @@ def _settings(command: Callable[..., object]) -> dict[str, Any]:
 
 def _typed(command: Any) -> Callable[..., Any]:
     """Return ``command`` with annotations that typer understands."""
-    twin = FunctionType(command.__code__, command.__globals__, command.__name__, command.__defaults__)
-    twin.__doc__ = command.__doc__
+
+    @wraps(command)
+    def twin(**given: Any) -> Any:
+        return command(**given)
+
     twin.__annotations__ = {name: _hint(hint) for name, hint in declare.hints(command).items()}
+    taken = inspect.signature(command)
+    parameters = [one.replace(annotation=twin.__annotations__[one.name]) for one in taken.parameters.values()]
+    vars(twin)["__signature__"] = taken.replace(parameters=parameters)
     return twin
 
 
 def _hint(hint: Any) -> Any:
     match declare.declaration(hint):
         case declare.Option() as option:
-            typed = typer.Option(*option.words, metavar=option.metavar, help=option.help)
+            typed = typer.Option(
+                *option.words, metavar=option.metavar, help=option.help, rich_help_panel=option.group
+            )
         case declare.Argument(rest=True) as argument:
             typed = typer.Argument(metavar=argument.metavar, show_default=False)
         case declare.Argument() as argument:

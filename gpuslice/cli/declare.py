@@ -5,6 +5,7 @@ Both readers of command lines go by it, ``fast_parser`` and typer (``application
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -21,10 +22,14 @@ class Option:
         What it is called; else ``--`` and the parameter's name.
     metavar, help
         What people are told of it.
+    group
+        The part of the help that has it.
     """
 
-    def __init__(self, *words: str, metavar: str | None = None, help: str = "") -> None:
-        self.words, self.metavar, self.help = words, metavar, help
+    def __init__(
+        self, *words: str, metavar: str | None = None, help: str = "", group: str = "Options"
+    ) -> None:
+        self.words, self.metavar, self.help, self.group = words, metavar, help, group
 
 
 class Argument:
@@ -81,8 +86,7 @@ class Parameter(NamedTuple):
 
 def parameters(command: Callable[..., object]) -> dict[str, Parameter]:
     """Return the parameters of ``command`` that are declared here, by name."""
-    code = command.__code__
-    optional = code.co_varnames[code.co_argcount - len(command.__defaults__ or ()) : code.co_argcount]
+    taken = inspect.signature(command).parameters
     found: dict[str, Parameter] = {}
     for name, hint in hints(command).items():
         declared = declaration(hint)
@@ -90,8 +94,32 @@ def parameters(command: Callable[..., object]) -> dict[str, Parameter]:
             continue
         kind, many = _kind(get_args(hint)[0])
         words = declared.words or (f"--{name.replace('_', '-')}",) if isinstance(declared, Option) else ()
-        found[name] = Parameter(name, kind, many, name not in optional, words, declared)
+        found[name] = Parameter(
+            name, kind, many, taken[name].default is inspect.Parameter.empty, words, declared
+        )
     return found
+
+
+def with_options(options: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Declare that a command, which takes any keywords, takes ``options``: an annotation for each name.
+
+    They follow its arguments. A value is None if the option is not given.
+    """
+
+    def declared(command: Any) -> Any:
+        known = {**hints(command), **options}
+        own = [
+            one for one in inspect.signature(command).parameters.values() if one.kind is not one.VAR_KEYWORD
+        ]
+        taken = [one for one in own if isinstance(declaration(known[one.name]), Argument)]
+        rest = [one.replace(kind=one.KEYWORD_ONLY) for one in own if one not in taken]
+        taken += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in options]
+        taken += rest
+        command.__annotations__ = {one.name: known[one.name] for one in taken}
+        command.__signature__ = inspect.Signature(taken)
+        return command
+
+    return declared
 
 
 def hints(command: Callable[..., object]) -> Mapping[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 import zmq
@@ -22,6 +24,7 @@ from gpuslice.errors import (
     UsageError,
 )
 from gpuslice.files import working_directory
+from gpuslice.job_request import JobRequest
 from gpuslice.types import checked, is_word
 from gpuslice.verbs import Answer, EventInfo, JobInfo, LogFiles, Request, SchedulerStatus
 from gpuslice.wire import MAX_MESSAGE_BYTES
@@ -29,11 +32,42 @@ from gpuslice.wire import MAX_MESSAGE_BYTES
 #: How often a client that waits looks whether there is still a scheduler, and asks again.
 _LOOK_AGAIN_MS = 2000
 _A = TypeVar("_A")
+_Keywords = ParamSpec("_Keywords")
 _ERRORS: dict[int, type[GpusliceError]] = {
     1: UnforeseenError,
     2: UsageError,
     3: EnvironmentUnusableError,
 }
+
+
+def _by_keywords(
+    make: Callable[_Keywords, JobRequest],
+) -> Callable[
+    [Callable[[Client, Sequence[str], JobRequest], str]],
+    Callable[Concatenate[Client, Sequence[str], _Keywords], str],
+]:
+    """Have a method called with the keywords of ``make`` in place of the request that is made of them."""
+
+    def change(
+        method: Callable[[Client, Sequence[str], JobRequest], str],
+    ) -> Callable[Concatenate[Client, Sequence[str], _Keywords], str]:
+        @wraps(method)
+        def called(
+            self: Client, words: Sequence[str], /, *none: _Keywords.args, **fields: _Keywords.kwargs
+        ) -> str:
+            return method(self, words, make(*none, **fields))
+
+        # For `help` and shells. Type checkers have the types from the struct.
+        default = JobRequest()
+        taken = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("self", "words")]
+        taken += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(default, name))
+            for name in JobRequest.__struct_fields__
+        ]
+        vars(called)["__signature__"] = inspect.Signature(taken)
+        return called
+
+    return change
 
 
 class Client:
@@ -79,132 +113,22 @@ class Client:
         """Close the sockets."""
         self._context.destroy(linger=0)
 
-    def submit(
-        self,
-        words: Sequence[str],
-        *,
-        name: str | None = None,
-        devices: int = 1,
-        most_devices: int = 0,
-        tenant: str = "",
-        app: str = "",
-        weight: float = 1.0,
-        max_restarts: int = 0,
-        steps: int = 0,
-        max_steps: int = 0,
-        device_memory_bytes: int = 0,
-        most_device_memory_bytes: int = 0,
-        expected_s: float = 0.0,
-        trial_batches: int = 0,
-        deadline_s: float = 0.0,
-        guaranteed: bool = False,
-        boundary_timeout_s: float = 60.0,
-        on_boundary_timeout: Literal["leave", "kill"] = "leave",
-        grace_s: float | None = None,
-        environ: Mapping[str, str] | None = None,
-        directory: str | Path | None = None,
-        route: str | None = None,
-        checkpoint_every: int | None = None,
-    ) -> str:
+    @_by_keywords(JobRequest)
+    def submit(self, words: Sequence[str], request: JobRequest) -> str:
         """Hand in a job and return its id.
 
         Parameters
         ----------
         words
             As after ``gpuslice run``: a script and its arguments, ``-m module``, or ``--`` and a command.
-        name
-            The id; without one, it is made of the script's name and a number.
-        devices
-            How many devices, and ranks, it has. A script that takes its rank from its launcher is started by
-            torchrun (docs/submit.md, Ranks).
-        most_devices
-            Up to how many it may have, if more than that: it grows and shrinks as the policy says, and its
-            script uses ``gpuslice.elastic``. A script or module is started by torchrun as so many ranks.
-            A torchrun command of its own is told how many to start, and started anew for another number.
-        app
-            Jobs of one app search for one model together, under the policy ``themis`` (docs/policies.md).
-        max_restarts
-            How often it is started again after a failure that was not its user's (docs/recovery.md).
-        steps
-            How many optimizer steps it has, if known: for its progress.
-        max_steps
-            It is ended, well, at the first boundary after so many; 0: when it ends by itself.
-        device_memory_bytes
-            What it may allocate on each of its devices: a limit; 0: not stated, and none.
-        most_device_memory_bytes
-            Over that limit it is started again with twice as much, up to this; 0: it has failed.
-        expected_s
-            How long it trains on its devices, if known, for policies that must know; 0: not stated.
-        trial_batches
-            So many mini-batches are tried ahead of every queue, so that it fails early if it is broken.
-        deadline_s
-            By when it is to be through, in seconds from now; 0: whenever.
-        guaranteed
-            Refuse it if the policy cannot guarantee that: returns once that is decided, which takes the job's
-            first mini-batches if ``expected_s`` is not stated (docs/submit.md, Deadlines).
-        boundary_timeout_s
-            If it reaches no boundary for so long when told to stop, that is reported; 0: never.
-        on_boundary_timeout
-            Whether it is then left running or killed.
-        grace_s
-            How long its processes may take to end when they are asked to, before they are killed; 0: they are
-            not asked; None: as long as ``gpuslice up --grace`` says.
-        environ
-            Its environment, if not this process's; gpuslice's settings are taken from it, too.
-        directory
-            Its working directory, if not this process's.
-        route
-            How the device is emptied.
-        checkpoint_every
-            Save its attached state at every so many boundaries, while the training goes on.
+        request
+            The fields of ``JobRequest``, as keywords. With ``guaranteed``, ``submit`` returns once it is
+            decided whether the deadline can be met. That takes the job's first mini-batches if ``expected_s``
+            is not stated (docs/submit.md, Deadlines).
         """
-        # Late: only this verb needs to know how jobs are started.
-        from gpuslice.launch.command import command_line, environment
-        from gpuslice.launch.command_stem import stem
-        from gpuslice.launch.rank_start import as_ranks, is_told_ranks, with_ranks
-
-        argv = command_line(words)
-        relaunch = most_devices > devices and is_told_ranks(words, most_devices)
-        if relaunch:
-            pass  # it is told in its environment, each time that it is started
-        elif most_devices > 1:
-            argv = command_line(as_ranks(words, most_devices))
-        elif devices > 1:
-            argv = command_line(with_ranks(words, devices))
-        variables = os.environ if environ is None else environ
-        _check_utf8(argv, variables)
-        settings = config.load(
-            variables,
-            route=route,
-            checkpoint_every=checkpoint_every,
-        )
-        request = verbs.Submit(
-            name=name or stem(words),
-            numbered=name is None,
-            argv=tuple(argv),
-            directory=os.path.normpath(os.path.join(working_directory(), directory or "")),
-            environ=environment(settings, variables),
-            devices=devices,
-            most_devices=most_devices,
-            relaunch=relaunch,
-            tenant=tenant,
-            app=app,
-            weight=weight,
-            max_restarts=max_restarts,
-            steps=steps,
-            max_steps=max_steps,
-            device_memory_bytes=device_memory_bytes,
-            most_device_memory_bytes=most_device_memory_bytes,
-            expected_s=expected_s,
-            trial_batches=trial_batches,
-            deadline_s=deadline_s,
-            guaranteed=guaranteed,
-            boundary_timeout_s=boundary_timeout_s,
-            on_boundary_timeout=on_boundary_timeout,
-            grace_s=grace_s,
-        )
-        job = self._ask(request, verbs.Accepted).job
-        if guaranteed:
+        message = _message(words, request)
+        job = self._ask(message, verbs.Accepted).job
+        if request.guaranteed:
             self._ask(verbs.Admission(job=job), verbs.Done)
         return job
 
@@ -321,6 +245,36 @@ class Client:
             return _LOOK_AGAIN_MS
         left_ms = max(0.0, ends_s - self._clock.now()) * 1000.0
         return int(min(_LOOK_AGAIN_MS, left_ms + 1))
+
+
+def _message(words: Sequence[str], request: JobRequest) -> verbs.Submit:
+    """Return what is sent to the scheduler: the request, and how its command is started."""
+    # Late: only this verb needs to know how jobs are started.
+    from gpuslice.launch.command import command_line, environment
+    from gpuslice.launch.command_stem import stem
+    from gpuslice.launch.rank_start import as_ranks, is_told_ranks, with_ranks
+
+    argv = command_line(words)
+    most_devices = request.most_devices
+    relaunch = most_devices > request.devices and is_told_ranks(words, most_devices)
+    if relaunch:
+        pass  # it is told in its environment, each time that it is started
+    elif most_devices > 1:
+        argv = command_line(as_ranks(words, most_devices))
+    elif request.devices > 1:
+        argv = command_line(with_ranks(words, request.devices))
+    variables = {**(os.environ if request.environ is None else request.environ), **request.env}
+    _check_utf8(argv, variables)
+    settings = config.load(variables, route=request.route, checkpoint_every=request.checkpoint_every)
+    started: dict[str, Any] = {
+        "directory": os.path.normpath(os.path.join(working_directory(), request.directory)),
+        "environ": environment(settings, variables),
+        "env": {},
+        "route": settings.route,
+        "checkpoint_every": settings.checkpoint_every,
+    }
+    fields = msgspec.structs.asdict(request) | started
+    return verbs.Submit(stem=stem(words), argv=tuple(argv), relaunch=relaunch, **fields)
 
 
 def _expect(answer: Answer, kind: type[_A]) -> _A:

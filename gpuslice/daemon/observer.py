@@ -43,7 +43,7 @@ class EventObserver:
         """Keep for the log what the newest noted event has changed."""
         if isinstance(event, Submitted):
             spec = event.spec
-            details = {"devices": spec.demand, "tenant": spec.tenant, "weight": spec.weight}
+            details = {"devices": spec.devices, "tenant": spec.tenant, "weight": spec.weight}
             self._lines.append(("submitted", f"job {spec.id} was submitted", spec.id, details))
         for phase in self._ended:
             self._tell(phase)

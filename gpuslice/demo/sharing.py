@@ -60,8 +60,9 @@ def run_sharing(
         JournalReplay(directory / FILE) as replay,
     ):
         environ = {**steady(os.environ), variable("ramdisk_dir"): ramdisk}
+        place = str(SCRIPTS)
         unfinished = [
-            client.submit(one.words(torch_name(device)), name=one.name, environ=environ, directory=SCRIPTS)
+            client.submit(one.words(torch_name(device)), name=one.name, environ=environ, directory=place)
             for one in trainings
         ]
         ends_s = clock.now() + _PATIENCE_S

@@ -45,10 +45,10 @@ class Deadlines:
         """See whether ``job``, which ends or runs on, has missed its deadline; that is reported once."""
         if job.deadline_missed or now < job.spec.due_s:
             return
-        if job.spec.only_guaranteed and job.guaranteed is False and job.state is JobState.CANCELLED:
+        if job.spec.guaranteed and job.guaranteed is False and job.state is JobState.CANCELLED:
             return  # it was refused
         job.deadline_missed = True
-        details = {"deadline_s": job.spec.deadline_s, "guaranteed": job.guaranteed}
+        details = {"deadline_s": job.spec.last_deadline_s, "guaranteed": job.guaranteed}
         self._core.order(Notice("deadline_missed", job.id, details))
 
 

@@ -39,7 +39,7 @@ class Estimates:
 
     def measured(self, job: Job) -> bool:
         """Whether its steps have been timed, if it said how many it has and not how long it takes."""
-        if not isinstance(job, Gang) or not job.spec.iterations or job.spec.expected_s:
+        if not isinstance(job, Gang) or not job.spec.steps or job.spec.expected_s:
             return True
         return job.step_time.step_s is not None
 
@@ -65,16 +65,16 @@ class Estimates:
     def _left_s(self, job: Job) -> float:
         if not isinstance(job, Gang):
             return inf
-        if job.spec.expected_s and (not job.spec.iterations or job.step_time.step_s is None):
+        if job.spec.expected_s and (not job.spec.steps or job.step_time.step_s is None):
             left_s = job.spec.expected_s - job.progress_at(self.now_s)
             return left_s if left_s > 0 else inf
-        if not job.spec.iterations:
+        if not job.spec.steps:
             return inf
         steps = job.steps
-        if steps > job.spec.iterations:
+        if steps > job.spec.steps:
             return inf
         done_s, step_s = job.progress_at(self.now_s), job.step_time.step_s
         if step_s is not None:
-            left_s = (job.spec.iterations - job.step_time.step) * step_s
+            left_s = (job.spec.steps - job.step_time.step) * step_s
             return max(0.0, left_s - (done_s - job.step_time.at_s))
-        return (job.spec.iterations - steps) * done_s / steps if steps else 0.0
+        return (job.spec.steps - steps) * done_s / steps if steps else 0.0

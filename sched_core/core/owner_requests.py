@@ -23,7 +23,7 @@ def check_submission(core: CoreContract, spec: JobSpec) -> None:
     UsageError
         Naming what it asks for and what there is.
     """
-    if not 1 <= spec.demand <= spec.ranks <= len(core.devices):
+    if not 1 <= spec.devices <= spec.ranks <= len(core.devices):
         raise UsageError(
             f"job {spec.id} asks for {spec.ranks} devices of {len(core.devices)}",
             "ask for as many as there are",
@@ -34,7 +34,7 @@ def check_submission(core: CoreContract, spec: JobSpec) -> None:
             f"job {spec.id} may have up to {spec.ranks} devices, all on one node; the largest has {largest}",
             "ask for no more than that",
         )
-    if spec.only_guaranteed and not core.planning.guarantees:
+    if spec.guaranteed and not core.planning.guarantees:
         raise UsageError(
             f"job {spec.id} wants its deadline guaranteed, which this policy never does",
             "leave out --guaranteed, or start the scheduler with --policy chronus",

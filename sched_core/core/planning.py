@@ -176,7 +176,7 @@ class Planning:
     def _show(self, job: Gang, now: float) -> None:
         self._wait(job, now)
         self._eligible[job.id] = job
-        if job.spec.deadline_s is not None:
+        if job.spec.last_deadline_s is not None:
             self._dated[job.id] = job
         if not self._view.changes.reset:
             self._view.changes.arrived.append(job)
@@ -332,7 +332,7 @@ class Planning:
             self.wake_s = min(now + _ASK_AGAIN_S, inf if self.wake_s is None else self.wake_s)
 
     def _stop(self, job: Gang, reason: str, now: float) -> None:
-        if job.spec.deadline_s is not None and job.guaranteed is None:
+        if job.spec.last_deadline_s is not None and job.guaranteed is None:
             job.guaranteed = False
         self._core.order(Notice("stopped", job.id, {"policy": self._policy.name, "reason": reason}))
         self._core.end(job, Trigger.CANCEL, reason, now)
@@ -356,7 +356,7 @@ class Planning:
             )
             job.guaranteed = granted
             job.history.append((now, what.replace("_", " ")))
-            self._core.order(Notice(what, job.id, {"deadline_s": job.spec.deadline_s}))
+            self._core.order(Notice(what, job.id, {"deadline_s": job.spec.last_deadline_s}))
 
     def use(self, cluster: Cluster) -> None:
         """Other devices can be had from now on; nobody is to have one that cannot."""

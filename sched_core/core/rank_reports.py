@@ -153,7 +153,7 @@ class RankReports:
         Whoever plans with that is asked once it is known. Both moments are told of, so that the journal has
         these two of all heartbeats.
         """
-        if not job.spec.iterations or not job.counts(now):
+        if not job.spec.steps or not job.counts(now):
             return
         known = job.step_time.step_s is not None
         if job.step_time.note(job.steps, job.progress_at(now)):

@@ -119,7 +119,7 @@ class Gang(AccountedJob):
     def __init__(self, spec: JobSpec, number: int, program: Program) -> None:
         super().__init__(spec, number)
         self.program = program
-        self.ranks = tuple(map(Rank, range(spec.demand if spec.relaunch else spec.ranks)))
+        self.ranks = tuple(map(Rank, range(spec.devices if spec.relaunch else spec.ranks)))
         self.width = self.world = 0
         self.state = JobState.QUEUED
         self.lease: tuple[int, ...] = ()

@@ -63,7 +63,7 @@ def _info(number: int, at_s: float, unix_s: float | None, event: Event) -> Event
         if name not in ("job", "id", "rank", "version") and isinstance(value, Plain)
     }
     if isinstance(event, Submitted):
-        details["deadline_s"] = event.spec.deadline_s
+        details["deadline_s"] = event.spec.last_deadline_s
     if isinstance(event, Moved):
         details["devices"] = ",".join(event.devices)
     return EventInfo(

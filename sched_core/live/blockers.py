@@ -211,7 +211,7 @@ class Blockers:
 
     def _memory(self, job: Gang, usable: Sequence[int]) -> Memory | None:
         """Return the memory that ``job`` needs beside another, if the policy packs and no device has it."""
-        total = self._core.memory_bytes
+        total = self._core.device_memory_bytes
         needs = _memory_bytes(job)
         if not (total and needs and self._core.planning.throughput.packs and job.demand == 1):
             return None

@@ -243,12 +243,12 @@ class ClientSocket:
         check(request, self._scheduler.core.devices)
         name = self._free_name(request)
         spec = make_spec(request, name, self._scheduler.now(), self._grace_s)
-        self._scheduler.submit(spec, Program(request.argv, request.directory, request.environ))
+        self._scheduler.submit(spec, Program(request.argv, request.directory, dict(request.environ or {})))
         return Accepted(job=name)
 
     def _free_name(self, request: Submit) -> str:
         jobs, logged = self._scheduler.core.jobs, self._scheduler.local.processes.logged
-        if not request.numbered:
+        if request.name is not None:
             if request.name in jobs:
                 raise UsageError(f"there is a job {request.name!r} already", "choose another name")
             name = job_id(request.name)
@@ -259,7 +259,7 @@ class ClientSocket:
                 )
             return name
         number = len(jobs) + 1
-        while (name := job_id(f"{request.name}-{number}")) in jobs or logged(name):
+        while (name := job_id(f"{request.stem}-{number}")) in jobs or logged(name):
             number += 1
         return name
 

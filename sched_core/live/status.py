@@ -92,14 +92,14 @@ class Overview:
             memory_bytes=job.spec.device_memory_bytes or None,
             level=self._core.planning.level(job),
             steps=steps,
-            total_steps=job.spec.iterations or None,
+            total_steps=job.spec.steps or None,
             steps_per_s=_steps_per_s(job, steps, executed_s),
             executed_s=executed_s,
             service_s=job.service_at(then_s),
             setup_s=job.setup_at(then_s),
             age_s=then_s - job.spec.submit_s,
-            deadline_s=job.spec.deadline_s,
-            deadline_missed=None if job.spec.deadline_s is None else job.deadline_missed,
+            deadline_s=job.spec.last_deadline_s,
+            deadline_missed=None if job.spec.last_deadline_s is None else job.deadline_missed,
             guaranteed=job.guaranteed,
             eta_s=_eta_s(job, steps, now_s),
             waited_s=job.without_devices_at(then_s),
@@ -200,10 +200,10 @@ def _steps_per_s(job: Gang, steps: int, executed_s: float) -> float | None:
 
 def _eta_s(job: Gang, steps: int, now_s: float) -> float | None:
     """When a job that said how many steps it has will be through, if it goes on as since its first slice."""
-    if job.state.ended or not job.spec.iterations or not steps or job.first_start_s is None:
+    if job.state.ended or not job.spec.steps or not steps or job.first_start_s is None:
         return None
     steps_per_s = steps / max(now_s - job.first_start_s, 1e-9)
-    return max(0, job.spec.iterations - steps) / steps_per_s
+    return max(0, job.spec.steps - steps) / steps_per_s
 
 
 def _shortened(argv: tuple[str, ...]) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def read_gavel(path: Path, throughputs: Path | None = None) -> Trace:
     demand: list[int] = []
     submit_s: list[float] = []
     duration_s: list[float] = []
-    extras: dict[str, list[Any]] = {"model": [], "weight": [], "iterations": []}
+    extras: dict[str, list[Any]] = {"model": [], "weight": [], "steps": []}
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             cells = line.rstrip("\r\n").split("\t")
@@ -58,7 +58,7 @@ def read_gavel(path: Path, throughputs: Path | None = None) -> Trace:
             duration_s.append(steps / _rate(rates, row, demand[-1]))
             extras["model"].append(row.text("job_type"))
             extras["weight"].append(row.above_zero("priority"))
-            extras["iterations"].append(steps)
+            extras["steps"].append(steps)
     return Trace([str(i) for i in range(len(demand))], submit_s, demand, duration_s, extras, name=path.name)
 
 

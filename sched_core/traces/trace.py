@@ -74,7 +74,9 @@ class Trace:
     def spec(self, index: int) -> JobSpec:
         """Return what is known of job ``index`` when it is submitted."""
         extras = {key: column[index] for key, column in self.extras.items()}
-        return JobSpec(id=self.ids[index], submit_s=self.submit_s[index], demand=self.demand[index], **extras)
+        return JobSpec(
+            id=self.ids[index], submit_s=self.submit_s[index], devices=self.demand[index], **extras
+        )
 
     def failed(self, index: int) -> bool:
         """Return True if the last attempt of job ``index`` failed, as far as the trace says."""
@@ -83,7 +85,7 @@ class Trace:
     def clamped(self, devices: int) -> Trace:
         """Return the same jobs, none of them asking for more than ``devices``."""
         extras = dict(self.extras)
-        for bound in {"min_demand", "max_demand"} & extras.keys():
+        for bound in {"least_devices", "most_devices"} & extras.keys():
             extras[bound] = [min(most, devices) for most in extras[bound]]
         return self.changed(demand=[min(demand, devices) for demand in self.demand], extras=extras)
 

@@ -152,7 +152,7 @@ class Chaos:
             devices=ranks,
             environ={**self._environ, "WORLD": str(ranks)},
             max_restarts=self._random.choice([0, 0, 1, 2]),
-            trial_batches=self._random.choice([0, 0, 5]),
+            trial=self._random.choice([False, False, True]),
             steps=boundaries,
             deadline_s=self._random.choice([0.0, 0.0, 3.0]),
             boundary_timeout_s=self._random.choice([1.0, 60.0]),

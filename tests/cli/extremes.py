@@ -85,7 +85,7 @@ def reports(job: str, epoch: int = 1) -> list[wire.FromAgent]:
 def requests(job: str) -> list[verbs.Request]:
     """What a user may ask, one of each kind."""
     return [
-        verbs.Submit(name="x", numbered=True, argv=("true",), directory="/", environ={"A": "b"}, tenant="t"),
+        verbs.Submit(stem="x", argv=("true",), directory="/", environ={"A": "b"}, tenant="t"),
         verbs.Status(),
         verbs.Wait(job=job),
         verbs.Admission(job=job),

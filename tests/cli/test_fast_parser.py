@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import subprocess
 import sys
-from types import FunctionType
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -28,15 +29,14 @@ class Both:
 
     def __init__(self, name: str) -> None:
         command: Any = importlib.import_module(COMMANDS[name]).command
-        code = command.__code__
-        names = code.co_varnames[: code.co_argcount]
-        made: dict[str, Any] = {}
-        noted = ", ".join(f"{name!r}: {name}" for name in names)
-        exec(f"def command({', '.join(names)}): calls.append({{{noted}}})", made)  # noqa: S102
+        defaults = {one.name: one.default for one in inspect.signature(command).parameters.values()}
         self.calls: list[dict[str, Any]] = []
-        known = {**command.__globals__, "calls": self.calls}
-        self.command = FunctionType(made["command"].__code__, known, "command", command.__defaults__)
-        self.command.__annotations__ = command.__annotations__
+
+        @wraps(command)
+        def noted(**given: Any) -> None:
+            self.calls.append(defaults | given)
+
+        self.command = noted
         self.options = [word for one in parameters(command).values() for word in one.words]
         app = typer.Typer(add_completion=False)
         app.command(**application._settings(self.command))(application._typed(self.command))
@@ -105,8 +105,7 @@ def test_ordinary_lines_are_read_quickly(line: str) -> None:
         "wait",
         "weight a 2 b",
         "migrate job",
-        "submit --steps two train.py",
-        "submit --on-boundary-timeout sleep train.py",
+        "run --checkpoint-every two train.py",
         "submit -x train.py",
         "submit -m --name x",
     ],

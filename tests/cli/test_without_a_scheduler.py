@@ -163,7 +163,7 @@ def test_a_working_directory_that_is_gone_is_named(tmp_path: Path, monkeypatch: 
 def test_a_jobs_working_directory_that_is_gone_is_named(shell: Shell, tmp_path: Path) -> None:
     shell.up()
     client = shell.client()
-    job = client.submit(["--", "true"], directory=tmp_path / "gone")
+    job = client.submit(["--", "true"], directory=str(tmp_path / "gone"))
     ended = client.wait(job)
     assert ended is not None
     assert f"its working directory {tmp_path / 'gone'} cannot be entered: No such file" in ended.reason

@@ -12,7 +12,7 @@ from gpuslice import verbs
 from gpuslice.errors import UsageError
 from gpuslice.types import MAX_TEXT, DeviceName, checked, job_id, shortened
 
-SUBMIT = verbs.Submit(name="a", numbered=True, argv=("true",), directory="/", environ={})
+SUBMIT = verbs.Submit(name="a", stem="a", argv=("true",), directory="/", environ={})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from gpuslice.wire import MAX_MESSAGE_BYTES
 
 from ..ranges import beyond, within
 
-SUBMIT = verbs.Submit(name="a", numbered=True, argv=("true",), directory="/", environ={"A": "b"})
+SUBMIT = verbs.Submit(stem="a", argv=("true",), directory="/", environ={"A": "b"})
 
 
 REQUESTS = [

@@ -63,7 +63,7 @@ class Driver:
         return core
 
     def submit(self, job: str, ranks: int = 1) -> list[Command]:
-        return self.do(Submitted(JobSpec(id=job, submit_s=self.now_s, demand=ranks), PROGRAM))
+        return self.do(Submitted(JobSpec(id=job, submit_s=self.now_s, devices=ranks), PROGRAM))
 
     def say(self, job: str, message: wire.FromAgent, rank: int = 0) -> list[Command]:
         return self.do(Reported(job, rank, message))

@@ -156,7 +156,7 @@ class World:
         spec = JobSpec(
             id=name,
             submit_s=self.driver.now_s,
-            demand=ranks,
+            devices=ranks,
             max_restarts=2,
             boundary_timeout_s=LATE_S,
             expected_s=self.random.choice([10.0, 60.0]),

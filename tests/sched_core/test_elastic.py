@@ -19,7 +19,7 @@ JOB = "e"
 
 
 def spec(least: int = 1, most: int = 3, **more: int) -> JobSpec:
-    return JobSpec(id=JOB, submit_s=0.25, demand=least, min_demand=least, max_demand=most, **more)
+    return JobSpec(id=JOB, submit_s=0.25, devices=least, least_devices=least, most_devices=most, **more)
 
 
 class Elastic(Resized):

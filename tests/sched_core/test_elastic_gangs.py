@@ -59,7 +59,7 @@ def test_parameters_divided_among_ranks_are_divided_anew(tmp_path: Path, ramdisk
     argv = command.command_line(as_ranks([SHARDED, str(path), "0", "", "until-1-3-1"], 3))
     settings = Settings(device="cpu:0", ramdisk_dir=ramdisk, cpu_slots=4)
     core = Core([DeviceName("cpu", slot) for slot in range(3)], Gandiva(quantum_s=0.5, look_s=0.5))
-    elastic = JobSpec(id="e", submit_s=0.0, min_demand=1, max_demand=3)
+    elastic = JobSpec(id="e", submit_s=0.0, least_devices=1, most_devices=3)
     with Scheduler(core, tmp_path / "s", observer=lambda event, now, commands: core.check()) as scheduler:
         scheduler.submit(elastic, Program(tuple(argv), "/", command.environment(settings, environ)))
         job, err = core.jobs["e"], scheduler.local.processes.log("e", "err")
@@ -70,7 +70,7 @@ def test_parameters_divided_among_ranks_are_divided_anew(tmp_path: Path, ramdisk
 
         assert scheduler.run(grown, timeout_s=PATIENCE_S), err.read_text()
         other = Program((sys.executable, RANK, "200", "0"), "/", {**environ, "WORLD": "2"})
-        scheduler.submit(JobSpec(id="other", submit_s=0.0, demand=2), other)
+        scheduler.submit(JobSpec(id="other", submit_s=0.0, devices=2), other)
         assert scheduler.run(lambda: job.state.ended, timeout_s=PATIENCE_S), err.read_text()
         assert job.state is JobState.SUCCEEDED, err.read_text()
     resized = logs(path, 3)
@@ -103,7 +103,7 @@ def test_optimus_leaves_a_device_idle_on_which_a_job_was_measured_to_be_slower(
     policy = Watched(interval_s=0.5)
     core = Core([DeviceName("cpu", slot) for slot in range(2)], policy)
     with Scheduler(core, tmp_path / "s", observer=lambda event, now, commands: core.check()) as scheduler:
-        elastic = JobSpec(id="e", submit_s=0.0, min_demand=1, max_demand=2)
+        elastic = JobSpec(id="e", submit_s=0.0, least_devices=1, most_devices=2)
         scheduler.submit(elastic, Program(tuple(argv), "/", command.environment(settings, environ)))
         job = core.jobs["e"]
 
@@ -138,7 +138,7 @@ def test_killed_as_it_grows_it_begins_again_grows_and_shrinks_for_others(
     argv = command.command_line(as_ranks([SCRIPT, str(path), "0", "", "until-1-3-1"], 3))
     settings = Settings(device="cpu:0", ramdisk_dir=ramdisk, cpu_slots=4)
     core = Core([DeviceName("cpu", slot) for slot in range(3)], Gandiva(quantum_s=0.5, look_s=0.5))
-    elastic = JobSpec(id="e", submit_s=0.0, min_demand=1, max_demand=3, max_restarts=1)
+    elastic = JobSpec(id="e", submit_s=0.0, least_devices=1, most_devices=3, max_restarts=1)
     went_on: list[Mapping[str, object]] = []
 
     def observe(event: Event, now: float, commands: Sequence[Command]) -> None:
@@ -171,7 +171,7 @@ def test_killed_as_it_grows_it_begins_again_grows_and_shrinks_for_others(
         assert isinstance(boundary := note["boundary"], int)
         assert boundary > 0
         other = Program((sys.executable, RANK, "200", "0"), "/", {**environ, "WORLD": "2"})
-        scheduler.submit(JobSpec(id="other", submit_s=0.0, demand=2), other)
+        scheduler.submit(JobSpec(id="other", submit_s=0.0, devices=2), other)
         assert scheduler.run(
             lambda: all(one.state.ended and one.processes_gone for one in core.jobs.values()),
             timeout_s=PATIENCE_S,

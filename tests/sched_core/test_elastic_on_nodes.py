@@ -39,7 +39,7 @@ def arrive(here: World, draw: random.Random, count: int = 14, **more: Any) -> No
     first = len(here.core.jobs)
     for number in range(first, first + count):
         demand = draw.choice((1, 1, 2)) if number % 2 == 0 else 1 + number % 4 // 2
-        here.start(number, demand, **({"max_demand": 3, **more} if number % 2 else {}))
+        here.start(number, demand, **({"most_devices": 3, **more} if number % 2 else {}))
         here.go(draw.randint(0, 4))
 
 
@@ -86,7 +86,7 @@ def until(here: World, widths: list[int]) -> None:
 @pytest.mark.parametrize(("name", "options"), GIVING)
 def test_it_grows_and_makes_room_again(name: str, options: Mapping[str, Any], relaunch: bool) -> None:
     here = world(name, options)
-    here.start(0, 1, max_demand=2, relaunch=relaunch)
+    here.start(0, 1, most_devices=2, relaunch=relaunch)
     until(here, [2])
     for number in range(1, 6):
         here.start(number, 1)
@@ -98,18 +98,18 @@ def test_it_grows_and_makes_room_again(name: str, options: Mapping[str, Any], re
 def test_several_grow_into_what_their_nodes_have_left(name: str, options: Mapping[str, Any]) -> None:
     here = world(name, options)
     for number in range(3):
-        here.start(number, 1, max_demand=2)
+        here.start(number, 1, most_devices=2)
     until(here, [2, 2, 2])
     here.start(3, 1)
     until(here, [1, 1, 2, 2])
 
 
 def test_it_may_have_no_more_devices_than_the_largest_node() -> None:
-    spec = JobSpec(id="e", submit_s=0.0, max_demand=3)
+    spec = JobSpec(id="e", submit_s=0.0, most_devices=3)
     driver = Driver(2, Scripted(), NODES)
     with pytest.raises(UsageError, match="up to 3 devices, all on one node; the largest has 2"):
         driver.do(Submitted(spec, PROGRAM))
-    driver.do(Submitted(msgspec.structs.replace(spec, max_demand=2), PROGRAM))
+    driver.do(Submitted(msgspec.structs.replace(spec, most_devices=2), PROGRAM))
 
 
 class Two(Driver):
@@ -119,7 +119,7 @@ class Two(Driver):
         self.policy = Scripted()
         super().__init__(2, self.policy, NODES)
         self.policy.next = lambda view: Plan()
-        spec = JobSpec(id="e", submit_s=0.0, max_demand=2, relaunch=relaunch, max_restarts=3)
+        spec = JobSpec(id="e", submit_s=0.0, most_devices=2, relaunch=relaunch, max_restarts=3)
         self.started = launches(self.do(Submitted(spec, PROGRAM)))
         self.policy.next = lambda view: Plan()
         self.hello("e")
@@ -253,7 +253,7 @@ def test_its_processes_are_on_one_node_also_if_none_is_large_enough_now() -> Non
     devices = [DeviceName("null", 0), *(DeviceName("null", slot, node="b") for slot in range(2))]
     core = Core([*devices, DeviceName("null", 0, node="c")], Scripted())
     core.handle(NodeLost("b"), 0.0)
-    commands = core.handle(Submitted(JobSpec(id="e", submit_s=0.0, max_demand=2), PROGRAM), 0.0)
+    commands = core.handle(Submitted(JobSpec(id="e", submit_s=0.0, most_devices=2), PROGRAM), 0.0)
     assert [launch.nodes for launch in launches(commands)] == [("", "")]
 
 
@@ -261,7 +261,7 @@ def test_before_it_has_trained_such_a_command_can_go_elsewhere() -> None:
     policy = Scripted()
     driver = Driver(2, policy, NODES)
     policy.next = lambda view: Plan()
-    driver.do(Submitted(JobSpec(id="e", submit_s=0.0, max_demand=2, relaunch=True), PROGRAM))
+    driver.do(Submitted(JobSpec(id="e", submit_s=0.0, most_devices=2, relaunch=True), PROGRAM))
     for name in ("x", "y"):
         policy.next = lambda view: Plan()
         driver.submit(name)
@@ -280,7 +280,7 @@ def test_before_it_has_trained_such_a_command_can_go_elsewhere() -> None:
 def test_it_may_get_another_number_of_devices_while_it_goes_elsewhere() -> None:
     policy = Quiet()
     driver = Driver(2, policy, NODES)
-    driver.do(Submitted(JobSpec(id="e", submit_s=0.0, max_demand=2, relaunch=True), PROGRAM))
+    driver.do(Submitted(JobSpec(id="e", submit_s=0.0, most_devices=2, relaunch=True), PROGRAM))
     driver.hello("e")
     for name in "wxyz":
         idle(driver, name)
@@ -306,7 +306,7 @@ def test_after_its_node_is_lost_it_begins_elsewhere(*, relaunch: bool) -> None:
     """A command that is started anew has checkpoints of its own: nobody asks the lost node for its state."""
     driver = Driver(2, Scripted(), NODES)
     for name in ("x", "e"):
-        spec = JobSpec(id=name, submit_s=0.0, max_demand=2, max_restarts=1, relaunch=relaunch)
+        spec = JobSpec(id=name, submit_s=0.0, most_devices=2, max_restarts=1, relaunch=relaunch)
         driver.do(Submitted(spec, PROGRAM))
     job = driver.core.jobs["e"]
     assert set(job.nodes) == {1}
@@ -342,6 +342,6 @@ def test_its_trial_is_on_one_node() -> None:
         driver.do(Submitted(JobSpec(id=name, submit_s=0.0), PROGRAM))
         policy.next = lambda view, name=name, device=device: Plan([Start(name, (device,))])  # type: ignore[misc]
         driver.hello(name)
-    driver.do(Submitted(JobSpec(id="e", submit_s=0.0, demand=2, max_demand=3, trial_batches=5), PROGRAM))
+    driver.do(Submitted(JobSpec(id="e", submit_s=0.0, devices=2, most_devices=3, trial_batches=5), PROGRAM))
     driver.hello("e")
     assert len({device // 3 for device in driver.core.jobs["e"].borrowed}) == 1

@@ -58,7 +58,7 @@ def test_nobody_waits_longer_than_a_round_for_the_first_mini_batch(
     jobs = driver.core.jobs
     for arrival in sorted(arrivals_s):
         live(driver, 0.25 + 0.25 * arrival)
-        spec = JobSpec(id=f"j{len(jobs)}", submit_s=driver.now_s, iterations=100_000)
+        spec = JobSpec(id=f"j{len(jobs)}", submit_s=driver.now_s, steps=100_000)
         driver.do(Submitted(spec, PROGRAM))
         driver.hello(spec.id)
         obey(driver)

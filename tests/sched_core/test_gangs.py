@@ -69,7 +69,7 @@ def test_gangs_that_share_devices_end_as_undisturbed_ones(tmp_path: Path, ramdis
     )
     with Scheduler(core, tmp_path / "s", observer=observe) as scheduler:
         for job in "gh":
-            scheduler.submit(JobSpec(id=job, submit_s=0.0, demand=2), program)
+            scheduler.submit(JobSpec(id=job, submit_s=0.0, devices=2), program)
         assert scheduler.run(
             lambda: all(job.state.ended and job.processes_gone for job in core.jobs.values()),
             timeout_s=PATIENCE_S,
@@ -102,7 +102,7 @@ def test_a_gang_with_a_collective_pending_at_every_other_boundary_stops_between_
         def run(until: Callable[[], bool]) -> None:
             assert scheduler.run(until, timeout_s=PATIENCE_S), list(job.history)
 
-        scheduler.submit(JobSpec(id="g", submit_s=0.0, demand=2), program)
+        scheduler.submit(JobSpec(id="g", submit_s=0.0, devices=2), program)
         job = core.jobs["g"]
         for _ in range(5):
             before = min(rank.boundary for rank in job.ranks)

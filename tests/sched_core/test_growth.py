@@ -70,7 +70,9 @@ class Cluster(Driver):
         return commands
 
     def add(self, name: str, speed: Speed, least: int = 1, most: int = 4, **more: Any) -> None:
-        spec = JobSpec(id=name, submit_s=self.now_s, demand=least, min_demand=least, max_demand=most, **more)
+        spec = JobSpec(
+            id=name, submit_s=self.now_s, devices=least, least_devices=least, most_devices=most, **more
+        )
         self.speeds[name], self.steps[name], self.samples[name] = speed, 0.0, 0.0
         self.do(Submitted(spec, PROGRAM))
         self.hello(name)
@@ -259,7 +261,7 @@ def test_a_search_ends_although_the_policy_begins_anew_at_that_moment() -> None:
 
 def test_under_themis_jobs_that_said_only_their_steps_or_nothing_have_their_share() -> None:
     cluster = Cluster(Themis(lease_s=5.0))
-    cluster.add("steps", linear, least=4, iterations=100_000)
+    cluster.add("steps", linear, least=4, steps=100_000)
     cluster.add("silent", linear, least=4)
     cluster.add("long", linear, least=4, expected_s=1000.0)
     cluster.go(300.0)

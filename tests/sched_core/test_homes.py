@@ -127,7 +127,7 @@ def test_a_bound_rank_keeps_its_device_when_its_job_grows_on_one_of_several_node
     policy = Scripted()
     driver = Driver(2, policy, ("", "b"))
     policy.next = lambda view: Plan([])
-    driver.do(Submitted(JobSpec(id="e", submit_s=0.25, demand=1, max_demand=2), PROGRAM))
+    driver.do(Submitted(JobSpec(id="e", submit_s=0.25, devices=1, most_devices=2), PROGRAM))
     policy.next = lambda view: Plan([Start("e", (1,))])
     driver.hello("e")
     driver.resumed("e")

@@ -119,7 +119,7 @@ class World:
                 id=job,
                 submit_s=self.driver.now_s,
                 boundary_timeout_s=LATE_S,
-                kill_when_late=job == "c",
+                on_boundary_timeout="kill" if job == "c" else "leave",
                 trial_batches=3 if job == "d" else 0,
             )
             self.tell_core(Submitted(spec, PROGRAM))

@@ -118,7 +118,7 @@ def test_each_of_four_ranks_killed_at_every_moment(
     argv = command.command_line([SCRIPT, str(ours), *words])
     with Scheduler(core, tmp_path / "s", observer=lambda event, now, commands: core.check()) as scheduler:
         scheduler.submit(
-            JobSpec(id=NAME, submit_s=0.0, demand=RANKS, max_restarts=100),
+            JobSpec(id=NAME, submit_s=0.0, devices=RANKS, max_restarts=100),
             Program(tuple(argv), "/", variables),
         )
         gang = Gang(scheduler, core, ours)

@@ -16,7 +16,7 @@ from .driver import PROGRAM, Driver, Scripted, notices, told
 
 
 def submit(driver: Driver, job: str, *, tenant: str = "t", ranks: int = 1, memory: int = 0) -> None:
-    spec = JobSpec(id=job, submit_s=driver.now_s, tenant=tenant, demand=ranks, device_memory_bytes=memory)
+    spec = JobSpec(id=job, submit_s=driver.now_s, tenant=tenant, devices=ranks, device_memory_bytes=memory)
     driver.do(Submitted(spec, PROGRAM))
     for rank in range(ranks):
         hello = wire.Hello(version=1, job=job, rank=rank, world_size=ranks, pid=1)

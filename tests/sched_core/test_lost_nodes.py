@@ -76,7 +76,7 @@ class World(Driver):
 
     def start(self, number: int, demand: int, **more: Any) -> None:
         spec = JobSpec(
-            id=f"j{number}", submit_s=self.now_s, demand=demand, max_restarts=9, expected_s=300.0, **more
+            id=f"j{number}", submit_s=self.now_s, devices=demand, max_restarts=9, expected_s=300.0, **more
         )
         self.do(Submitted(spec, PROGRAM))
 

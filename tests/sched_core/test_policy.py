@@ -62,7 +62,7 @@ def test_policies_of_other_distributions_are_found() -> None:
 
 
 def jobs() -> dict[str, Job]:
-    found = {name: Job(JobSpec(id=name, submit_s=0.0, demand=2), i) for i, name in enumerate("abc")}
+    found = {name: Job(JobSpec(id=name, submit_s=0.0, devices=2), i) for i, name in enumerate("abc")}
     found["b"].running = True
     found["b"].placement = (0, 3)
     return found

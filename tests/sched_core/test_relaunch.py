@@ -33,8 +33,8 @@ class Relaunched(Resized):
             JobSpec(
                 id=JOB,
                 submit_s=0.25,
-                min_demand=1,
-                max_demand=3,
+                least_devices=1,
+                most_devices=3,
                 relaunch=True,
                 max_restarts=max_restarts,
             )

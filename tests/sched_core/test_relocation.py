@@ -106,7 +106,7 @@ def test_under_each_policy_jobs_start_where_it_wants_them(name: str, placement: 
     policy = Noting(make_policy(name, {"placement": placement} if placement else {}))
     driver = Driver(2, policy, NODES)
     for job, ranks in (("a", 1), ("b", 2), ("c", 1), ("d", 2)):
-        spec = JobSpec(id=job, submit_s=driver.now_s, demand=ranks, expected_s=100.0, iterations=100)
+        spec = JobSpec(id=job, submit_s=driver.now_s, devices=ranks, expected_s=100.0, steps=100)
         driver.do(Submitted(spec, PROGRAM))
     for _ in range(4):
         for job, gang in driver.core.jobs.items():
@@ -396,7 +396,7 @@ def test_a_job_of_a_lost_node_is_started_again_elsewhere() -> None:
     driver = Driver(1, Scripted(), NODES)
     begun_on = driver.submit("x")
     assert launches(begun_on)[0].nodes == ("",)
-    spec = JobSpec(id="a", submit_s=driver.now_s, demand=1, max_restarts=1)
+    spec = JobSpec(id="a", submit_s=driver.now_s, devices=1, max_restarts=1)
     driver.do(Submitted(spec, PROGRAM))
     driver.hello("x")
     driver.hello("a")
@@ -451,7 +451,7 @@ def placed(placement: str, skew: float = 0.1) -> tuple[Driver, list[Command]]:
         driver.resumed(job)
         driver.progress(job, 10)
     assert [driver.core.jobs[job].nodes for job in "xy"] == [(0,), (1,)]
-    started = driver.do(Submitted(JobSpec(id="g", submit_s=driver.now_s, demand=2, skew=skew), PROGRAM))
+    started = driver.do(Submitted(JobSpec(id="g", submit_s=driver.now_s, devices=2, skew=skew), PROGRAM))
     driver.hello("g")
     return driver, started
 

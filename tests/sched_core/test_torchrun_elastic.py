@@ -54,7 +54,7 @@ def test_it_grows_and_shrinks_and_sees_every_sample_once_an_epoch(tmp_path: Path
     argv = command.command_line(["--", *TORCHRUN, SCRIPT, str(resized), "1-2-1"])
     settings = Settings(device="cpu:0", ramdisk_dir=ramdisk, cpu_slots=4)
     core = Core([DeviceName("cpu", slot) for slot in range(2)], Gandiva(quantum_s=0.5, look_s=0.5))
-    spec = JobSpec(id="e", submit_s=0.0, min_demand=1, max_demand=2, relaunch=True)
+    spec = JobSpec(id="e", submit_s=0.0, least_devices=1, most_devices=2, relaunch=True)
     with Scheduler(core, tmp_path / "s", observer=lambda event, now, commands: core.check()) as scheduler:
         scheduler.submit(spec, Program(tuple(argv), "/", command.environment(settings, environ)))
         job = core.jobs["e"]

@@ -232,7 +232,7 @@ class Chronus:
                 self._best_effort.add(job.id)
             key = "guaranteed" if admitted else "not_guaranteed"
             self.counters[key] = self.counters.get(key, 0) + 1
-            if not admitted and job.spec.only_guaranteed and job.guaranteed is None:
+            if not admitted and job.spec.guaranteed and job.guaranteed is None:
                 refused.append(Stop(job.id, self._why_not(job, view)))
         return refused
 

@@ -155,7 +155,7 @@ class Gandiva:
                 self._enter(job, home, view)
             else:
                 self._queue.setdefault(_kind(job), {})[job.id] = job
-            if job.spec.max_demand > job.demand:
+            if job.spec.most_devices > job.demand:
                 self._elastic[job.id] = job
         return bool(view.changes.finished)
 
@@ -303,7 +303,7 @@ class Gandiva:
         pairs = self._packing.paired
         for name, devices in target.items():
             job, home = view.jobs[name], self._servers.homes[name]
-            extra = min(job.spec.max_demand - job.demand, len(free[home[0].node]))
+            extra = min(job.spec.most_devices - job.demand, len(free[home[0].node]))
             quiet = view.now_s >= home[0].changed_s + self._look_s
             if extra <= 0 or len(home) > 1 or name in pairs or not quiet:
                 continue
@@ -344,7 +344,7 @@ class Gandiva:
         times = [] if self._slice_end_s is None else [self._slice_end_s]
         restless = self._slice_end_s is not None or self._queue or self._packing.trying
         may_grow = self._grows and any(
-            len(job.placement) < job.spec.max_demand for job in self._elastic.values()
+            len(job.placement) < job.spec.most_devices for job in self._elastic.values()
         )
         if self._looks and (restless or may_grow):
             self._next_look_s = max(self._next_look_s, (floor(view.now_s / self._look_s) + 1) * self._look_s)

@@ -151,7 +151,7 @@ def test_a_live_scheduler_weighs_them_against_what_it_measures(
     try:
         for name in names:
             program = Program((sys.executable, str(RANK), str(10**9), "0"), "/", dict(os.environ))
-            scheduler.submit(JobSpec(id=name.split()[1], submit_s=0.0, demand=1, model=name), program)
+            scheduler.submit(JobSpec(id=name.split()[1], submit_s=0.0, devices=1, model=name), program)
         first, second = core.jobs["first"], core.jobs["second"]
         known = core.planning.throughput.slowdown
         assert scheduler.run(lambda: known(first) is not None, timeout_s=PATIENCE_S), list(first.history)

@@ -106,7 +106,7 @@ def test_nothing_is_sent_to_a_lost_node(bench: Bench) -> None:
 def test_of_an_elastic_job_the_snapshot_of_rank_0_goes() -> None:
     driver, transfers = Driver(2, None, ("", "b")), Noting()
     replicas = Replicas(driver.core, 1, transfers, lambda note: None)
-    driver.do(Submitted(JobSpec(id="a", submit_s=0.0, max_demand=2), PROGRAM))
+    driver.do(Submitted(JobSpec(id="a", submit_s=0.0, most_devices=2), PROGRAM))
     driver.hello("a")
     driver.resumed("a")
     driver.progress("a", 5)

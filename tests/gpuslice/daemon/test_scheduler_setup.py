@@ -33,7 +33,7 @@ def test_a_placement_reaches_policy_and_core() -> None:
     assert made == {"placement": "skew", "placement.threshold": "0.4"}
     devices = tuple(DeviceName("cpu", 0).on(node) for node in ("", "b"))
     core = Setup(devices, "fifo", options("fifo", [], None, placement="spread")).make_core()
-    core.handle(Submitted(JobSpec(id="g", submit_s=0.0, demand=2), Program(("true",), "/")), 0.0)
+    core.handle(Submitted(JobSpec(id="g", submit_s=0.0, devices=2), Program(("true",), "/")), 0.0)
     assert core.jobs["g"].nodes == (0, 1)
     with pytest.raises(ConfigError, match="gandiva places jobs itself"):
         Setup(devices, "gandiva", {"placement": "spread"}).make_core()

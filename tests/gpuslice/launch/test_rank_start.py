@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuslice.errors import UsageError
-from gpuslice.launch.rank_start import find_rank_use, is_told_ranks, with_ranks
+from gpuslice.launch.rank_start import as_ranks, find_rank_use, is_told_ranks, with_ranks
 
 EXPECTS = "import os\nrank = int(os.environ['LOCAL_RANK'])\n"
 JOINS = "import torch.distributed as dist\n\ndist.init_process_group('gloo')\n"
@@ -69,3 +69,11 @@ def test_torchrun_without_a_number_of_ranks_can_be_told_one(torchrun: list[str])
 def test_other_commands_cannot() -> None:
     for words in (["train.py"], ["--", "python", "train.py"], ["-m", "train"], []):
         assert not is_told_ranks(words, 4)
+
+
+def test_a_script_that_grows_is_started_as_many_ranks() -> None:
+    started = as_ranks(["-m", "train", "--lr", "1"], 4)
+    assert started[:2] == ["-m", "torch.distributed.run"]
+    assert started[-6:] == ["--nproc-per-node", "4", "--module", "train", "--lr", "1"]
+    own = ["--", "torchrun", "--nproc-per-node", "4", "train.py"]
+    assert as_ranks(own, 4) == own

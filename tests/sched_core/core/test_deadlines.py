@@ -35,7 +35,7 @@ def chronus() -> Driver:
 
 def submit(driver: Driver, job: str, *, steps: int = 0, deadline_s: float = 0.0, only: bool = False) -> Gang:
     deadlines = ((deadline_s, 1.0),) if deadline_s else ()
-    spec = JobSpec(id=job, submit_s=driver.now_s, iterations=steps, deadlines=deadlines, only_guaranteed=only)
+    spec = JobSpec(id=job, submit_s=driver.now_s, steps=steps, deadlines=deadlines, guaranteed=only)
     driver.do(Submitted(spec, PROGRAM))
     driver.hello(job)
     obey(driver)
@@ -371,10 +371,10 @@ def test_what_an_owner_expects_counts_until_steps_were_timed_and_not_for_ever() 
         spec = JobSpec(
             id=name,
             submit_s=driver.now_s,
-            iterations=steps,
+            steps=steps,
             expected_s=expected_s,
             deadlines=((100.0, 1.0),),
-            only_guaranteed=True,
+            guaranteed=True,
         )
         driver.do(Submitted(spec, PROGRAM))
         driver.hello(name)

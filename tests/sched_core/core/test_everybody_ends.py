@@ -177,15 +177,15 @@ class World:
         spec = JobSpec(
             id=job,
             submit_s=self.driver.now_s,
-            demand=2 if kind == "gang" else 1,
-            max_demand=most,
+            devices=2 if kind == "gang" else 1,
+            most_devices=most,
             relaunch=kind == "relaunched",
             tenant=draw.choice(["", "t"]),
             max_restarts=draw.choice([0, 2]),
             boundary_timeout_s=draw.choice([0.0, 2.0]),
-            kill_when_late=draw.random() < 0.3,
+            on_boundary_timeout="kill" if draw.random() < 0.3 else "leave",
             trial_batches=draw.choice([0, 0, 3]),
-            iterations=30 if self._policy == "tetris" else draw.choice([0, 30]),
+            steps=30 if self._policy == "tetris" else draw.choice([0, 30]),
             device_memory_bytes=draw.choice([0, 2, 4]),
         )
         self.attempt(Submitted(spec, PROGRAM))

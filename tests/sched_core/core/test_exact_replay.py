@@ -131,7 +131,7 @@ def test_a_long_queue(policy: str) -> None:
     queue.happens(Limited(4))
     for number, (job, ranks) in enumerate(queue.ranks.items()):
         queue.now_s += number % 3 / 8
-        queue.happens(Submitted(JobSpec(id=job, submit_s=queue.now_s, demand=ranks), PROGRAM))
+        queue.happens(Submitted(JobSpec(id=job, submit_s=queue.now_s, devices=ranks), PROGRAM))
     for _ in range(1000):
         queue.second(most=9)
     assert len(queue.ended) == len(queue.ranks)

@@ -113,10 +113,10 @@ class CoreMachine(RuleBasedStateMachine):
                 JobSpec(
                     id=job,
                     submit_s=self.driver.now_s,
-                    demand=ranks,
+                    devices=ranks,
                     max_restarts=ranks % 2,
                     boundary_timeout_s=2.0,
-                    kill_when_late=job == "c",
+                    on_boundary_timeout="kill" if job == "c" else "leave",
                     trial_batches=5 if job in "bd" else 0,
                 ),
                 PROGRAM,

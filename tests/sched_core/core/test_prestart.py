@@ -164,7 +164,7 @@ def test_a_gang_of_all_devices_is_started_though_smaller_ones_keep_coming(policy
     queue = Queue(2, 1, make_policy(policy, {}))
     queue.hand_in("a")
     queue.begin("a")
-    queue.hand_in("gang", demand=2)
+    queue.hand_in("gang", devices=2)
     for number in range(5):
         queue.hand_in(f"j{number}")
     assert "gang" in queue.started
@@ -314,7 +314,7 @@ def test_whom_the_policy_refuses_is_started_so_that_it_can_say_so() -> None:
     queue = Queue(1, 1, make_policy("chronus", {"lease_s": "10", "best_effort_lease_s": "5"}))
     queue.hand_in("best")
     queue.begin("best")
-    queue.hand_in("late", deadlines=((1.0, 1.0),), only_guaranteed=True, expected_s=500.0)
+    queue.hand_in("late", deadlines=((1.0, 1.0),), guaranteed=True, expected_s=500.0)
     assert "late" in queue.started
 
 
@@ -330,7 +330,7 @@ def test_nobody_speaks_for_a_job_that_is_not_started() -> None:
 def test_a_replayed_core_knows_who_is_started() -> None:
     queue = Queue(2, 1, make_policy("2das", {}))
     for number in range(8):
-        queue.hand_in(f"j{number}", demand=1 + number % 2)
+        queue.hand_in(f"j{number}", devices=1 + number % 2)
     for job in list(queue.started):
         queue.begin(job)
     queue.do(Held("j7"))

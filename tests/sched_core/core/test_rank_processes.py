@@ -28,7 +28,7 @@ class Commands(Driver):
         self.pids = count(100)
 
     def submit(self, job: str, ranks: int = 1, **options: object) -> list[Command]:
-        spec = JobSpec(id=job, submit_s=self.now_s, demand=ranks, boundary_timeout_s=TIMEOUT_S)
+        spec = JobSpec(id=job, submit_s=self.now_s, devices=ranks, boundary_timeout_s=TIMEOUT_S)
         return self.do(Submitted(msgspec.structs.replace(spec, **options), PROGRAM))
 
     def come(self, job: str, rank: int = 0, replaces: int = 0) -> tuple[int, list[Command]]:

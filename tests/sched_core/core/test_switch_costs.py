@@ -231,7 +231,7 @@ def slices(policy: str, options: dict[str, Any], *, share: float) -> list[tuple[
         driver.now_s = TICK_S * tick
         least_s = driver.core.switch_costs.least_slice_s()
         if tick % 6 == 0 and tick < 60:
-            spec = JobSpec(id=f"j{tick}", submit_s=driver.now_s, iterations=1000 - 10 * tick)
+            spec = JobSpec(id=f"j{tick}", submit_s=driver.now_s, steps=1000 - 10 * tick)
             driver.do(Submitted(spec, PROGRAM))
             driver.hello(spec.id)
             carry_out(least_s)
@@ -298,7 +298,7 @@ def progress(driver: Driver, job: str, step: int) -> None:
 def test_srtf_runs_whoever_is_measured_to_have_least_left() -> None:
     driver = Driver(1, make_policy("srtf"))
     for job, steps in (("long", 1000), ("short", 100), ("secret", 0)):
-        driver.do(Submitted(JobSpec(id=job, submit_s=driver.now_s, iterations=steps), PROGRAM))
+        driver.do(Submitted(JobSpec(id=job, submit_s=driver.now_s, steps=steps), PROGRAM))
         driver.hello(job)
     jobs = driver.core.jobs
     driver.resumed("long")

@@ -31,7 +31,12 @@ TIMEOUT_S = 10.0
 def pair(*, kill: bool = False) -> Driver:
     """Jobs a (running, boundary 10) and b (waiting) on one device."""
     driver = Driver()
-    spec = JobSpec(id="a", submit_s=driver.now_s, boundary_timeout_s=TIMEOUT_S, kill_when_late=kill)
+    spec = JobSpec(
+        id="a",
+        submit_s=driver.now_s,
+        boundary_timeout_s=TIMEOUT_S,
+        on_boundary_timeout="kill" if kill else "leave",
+    )
     driver.do(Submitted(spec, PROGRAM))
     driver.submit("b")
     for job in "ab":
@@ -73,7 +78,12 @@ def test_a_job_that_reaches_no_boundary_is_ended_if_its_owner_wants_that() -> No
 def being_set_up(*, kill: bool = False) -> Driver:
     """Job a is on the device and has not begun; b waits."""
     driver = Driver(1, Fifo())
-    spec = JobSpec(id="a", submit_s=driver.now_s, boundary_timeout_s=TIMEOUT_S, kill_when_late=kill)
+    spec = JobSpec(
+        id="a",
+        submit_s=driver.now_s,
+        boundary_timeout_s=TIMEOUT_S,
+        on_boundary_timeout="kill" if kill else "leave",
+    )
     driver.do(Submitted(spec, PROGRAM))
     driver.submit("b")
     for job in "ab":
@@ -173,8 +183,8 @@ def test_the_core_asks_to_be_woken_and_never_means_never(timeout_s: float, wakes
 def half_a_gang(*, kill: bool, timeout_s: float = TIMEOUT_S) -> Driver:
     """Rank 1 of gang g has come, rank 0 has not; nobody else is there."""
     driver = Driver(2)
-    late = {"boundary_timeout_s": timeout_s, "kill_when_late": kill}
-    driver.do(Submitted(JobSpec(id="g", submit_s=driver.now_s, demand=2, **late), PROGRAM))
+    late = {"boundary_timeout_s": timeout_s, "on_boundary_timeout": "kill" if kill else "leave"}
+    driver.do(Submitted(JobSpec(id="g", submit_s=driver.now_s, devices=2, **late), PROGRAM))
     driver.say("g", hello_of(1), 1)
     return driver
 
@@ -226,7 +236,7 @@ def test_a_gang_whose_owner_sets_no_limit_may_take_any_time() -> None:
 
 def test_every_attempt_of_a_gang_has_its_own_time_to_become_whole() -> None:
     driver = Driver(2)
-    driver.do(Submitted(JobSpec(id="g", submit_s=driver.now_s, demand=2, max_restarts=1), PROGRAM))
+    driver.do(Submitted(JobSpec(id="g", submit_s=driver.now_s, devices=2, max_restarts=1), PROGRAM))
     driver.say("g", hello_of(1), 1)
     driver.wake(GANG_TIMEOUT_S)
     driver.do(RankGone("g", 1))

@@ -27,7 +27,7 @@ def submit(driver: Driver, job: str, *, trial: bool = True, ranks: int = 1, rest
     spec = JobSpec(
         id=job,
         submit_s=driver.now_s,
-        demand=ranks,
+        devices=ranks,
         trial_batches=BATCHES if trial else 0,
         max_restarts=restarts,
     )
@@ -330,7 +330,7 @@ def test_what_chronus_guarantees_is_timed_in_the_trial_too() -> None:
         id="new",
         submit_s=driver.now_s,
         trial_batches=BATCHES,
-        iterations=100,
+        steps=100,
         deadlines=((100.0, 1.0),),
     )
     driver.do(Submitted(spec, PROGRAM))

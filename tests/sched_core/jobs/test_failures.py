@@ -207,7 +207,7 @@ def test_what_is_kept_of_the_output_is_short_and_only_what_tells() -> None:
 
 
 def submit(driver: Driver, job: str, restarts: int, ranks: int = 1) -> None:
-    spec = JobSpec(id=job, submit_s=driver.now_s, demand=ranks, max_restarts=restarts)
+    spec = JobSpec(id=job, submit_s=driver.now_s, devices=ranks, max_restarts=restarts)
     driver.do(Submitted(spec, PROGRAM))
 
 

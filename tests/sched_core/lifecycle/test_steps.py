@@ -44,7 +44,7 @@ def job_in(
     *,
     ranks: int = 1,
 ) -> Gang:
-    job = Gang(JobSpec(id="a", submit_s=0.0, demand=ranks), 0, PROGRAM)
+    job = Gang(JobSpec(id="a", submit_s=0.0, devices=ranks), 0, PROGRAM)
     job.state, job.lease, job.launched = state, lease, True
     job.running, job.placement = bool(plan), plan
     for rank in job.ranks:

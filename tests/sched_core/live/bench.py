@@ -48,7 +48,7 @@ class Bench:
     ) -> None:
         argv = (sys.executable, str(RANK), str(boundaries), str(code), *options)
         program = Program(argv, "/", {**os.environ, "WORLD": str(ranks)})
-        self.scheduler.submit(JobSpec(id=job, submit_s=0.0, demand=ranks, grace_s=grace_s), program)
+        self.scheduler.submit(JobSpec(id=job, submit_s=0.0, devices=ranks, grace_s=grace_s), program)
 
     def run(self, until: Callable[[], bool]) -> None:
         assert self.scheduler.run(until, timeout_s=PATIENCE_S), {

@@ -203,7 +203,7 @@ def chronus() -> Chronus:
 
 
 def submit(driver: Driver, job: str, *, steps: int, deadline_s: float) -> Gang:
-    spec = JobSpec(id=job, submit_s=driver.now_s, iterations=steps, deadlines=((deadline_s, 1.0),))
+    spec = JobSpec(id=job, submit_s=driver.now_s, steps=steps, deadlines=((deadline_s, 1.0),))
     driver.do(Submitted(spec, PROGRAM))
     driver.hello(job)
     obey(driver)

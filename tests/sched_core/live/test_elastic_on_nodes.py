@@ -66,7 +66,7 @@ class Elastic(Gangs):
         program = Program(tuple(command.command_line(list(words))), "/", environ)
         # Processes are started where few are: here is one, which is no training.
         self.scheduler.submit(JobSpec(id="here", submit_s=0.0), Program(("sleep", "3600"), "/", environ))
-        self.scheduler.submit(JobSpec(id="g", submit_s=0.0, max_demand=2, **spec), program)
+        self.scheduler.submit(JobSpec(id="g", submit_s=0.0, most_devices=2, **spec), program)
         job = self.core.jobs["g"]
         self.train_on(2)
         return job

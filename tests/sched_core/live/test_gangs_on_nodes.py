@@ -136,7 +136,7 @@ class Gangs(Site):
         settings = Settings(device="cpu:0", ramdisk_dir=place, checkpoint_every=checkpoint_every)
         environ = command.environment(settings, {**os.environ, "OMP_NUM_THREADS": "1"})
         program = Program((*TORCHRUN, str(SCRIPT), EPOCHS, str(self.enough)), "/", environ)
-        spec_of = JobSpec(id="g", submit_s=0.0, demand=len(devices), **spec)
+        spec_of = JobSpec(id="g", submit_s=0.0, devices=len(devices), **spec)
         self.scheduler.submit(spec_of, program)
         job = self.core.jobs["g"]
         self.move(job, *devices)

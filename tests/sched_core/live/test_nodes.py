@@ -124,7 +124,7 @@ class Site:
     def start(self, job: str, argv: Sequence[str], ranks: int = 1, **spec: int) -> Gang:
         environ = {**os.environ, "WORLD": str(ranks)}
         program = Program(tuple(argv), "/", environ)
-        self.scheduler.submit(JobSpec(id=job, submit_s=0.0, demand=ranks, **spec), program)
+        self.scheduler.submit(JobSpec(id=job, submit_s=0.0, devices=ranks, **spec), program)
         return self.core.jobs[job]
 
     def on_b(self, job: str, boundaries: int | Path, **spec: int) -> Gang:

@@ -92,7 +92,7 @@ class Ending:
 
     def end(self, ranks: int, *words: str) -> JobState:
         program = Program((sys.executable, "-c", RANKS, str(ranks), *words), "/", dict(os.environ))
-        self.scheduler.submit(JobSpec(id="a", submit_s=0.0, demand=ranks), program)
+        self.scheduler.submit(JobSpec(id="a", submit_s=0.0, devices=ranks), program)
         assert self.scheduler.run(lambda: self.resumes == ranks, timeout_s=PATIENCE_S)
         command = self.scheduler.local.processes.descriptors[0]
         assert select.select([command], [], [], PATIENCE_S)[0], "ranks and launcher are gone now"
@@ -144,7 +144,7 @@ def test_a_rank_that_ends_before_it_has_greeted_the_next_scheduler_does_not_fail
 
     with serve(keep=True) as first:
         program = Program((sys.executable, "-c", SILENT, str(enough)), "/", dict(os.environ))
-        first.submit(JobSpec(id="a", submit_s=0.0, demand=2), program)
+        first.submit(JobSpec(id="a", submit_s=0.0, devices=2), program)
         job = first.core.jobs["a"]
         assert first.run(lambda: job.state is JobState.RUNNING, timeout_s=PATIENCE_S)
     with serve(keep=False) as second:

@@ -111,7 +111,7 @@ def test_a_gang_fails_by_name_if_a_rank_never_comes_and_its_launcher_waits_on(
     """As after the death of rank 0 before its Hello, of which nobody but the launcher can know."""
     bench = open_bench(2)
     program = Program((sys.executable, str(RANK), "40", "0"), "/", {**os.environ, "WORLD": "2", "RANK": "1"})
-    spec = JobSpec(id="g", submit_s=0.0, demand=2, boundary_timeout_s=1.0, kill_when_late=True)
+    spec = JobSpec(id="g", submit_s=0.0, devices=2, boundary_timeout_s=1.0, on_boundary_timeout="kill")
     bench.scheduler.submit(spec, program)
     assert bench.finish() == {"g": JobState.FAILED}
     assert bench.core.jobs["g"].reason == "it did not start rank 0 within 1 s"

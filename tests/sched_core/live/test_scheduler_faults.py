@@ -80,7 +80,13 @@ def test_a_stopped_job_is_reported_and_disturbs_nobody_for_ever(
 ) -> None:
     bench = open_bench(1)
     program = Program((sys.executable, str(RANK), str(10**6), "0"), "/", {**os.environ, "WORLD": "1"})
-    spec = JobSpec(id="a", submit_s=0.0, boundary_timeout_s=4.0, kill_when_late=kill, grace_s=1.0)
+    spec = JobSpec(
+        id="a",
+        submit_s=0.0,
+        boundary_timeout_s=4.0,
+        on_boundary_timeout="kill" if kill else "leave",
+        grace_s=1.0,
+    )
     bench.scheduler.submit(spec, program)
     bench.run(lambda: bench.core.jobs["a"].trains)
     (rank,) = bench.core.jobs["a"].ranks
@@ -104,9 +110,9 @@ def test_a_job_that_is_started_again_while_its_scheduler_takes_over_is_watched_o
     bench = open_bench(1)
     program = Program((sys.executable, str(RANK), "40", "0"), "/", dict(os.environ))
     past: list[Event] = [
-        Submitted(JobSpec(id="gone", submit_s=0.0, demand=1), program),
+        Submitted(JobSpec(id="gone", submit_s=0.0, devices=1), program),
         Cancelled("gone", "enough"),
-        Submitted(JobSpec(id="again", submit_s=0.0, demand=1, max_restarts=1), program),
+        Submitted(JobSpec(id="again", submit_s=0.0, devices=1, max_restarts=1), program),
         Exited("again", exit_record.KILLED),
     ]
     bench.scheduler.take_over((event, 0.0, bench.core.handle(event, 0.0)) for event in past)

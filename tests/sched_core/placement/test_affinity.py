@@ -11,7 +11,7 @@ from gpuslice.sched_core.traces.trace import Trace
 
 
 def job(name: str, demand: int) -> Job:
-    return Job(JobSpec(id=name, submit_s=0, demand=demand), 0)
+    return Job(JobSpec(id=name, submit_s=0, devices=demand), 0)
 
 
 class World:

@@ -18,7 +18,7 @@ def place(
 ) -> tuple[int, ...] | None:
     free = FreeDevices(Cluster.parse(cluster))
     free.take(taken)
-    job = Job(JobSpec(id="j", submit_s=0.0, demand=demand, **spec), 0)
+    job = Job(JobSpec(id="j", submit_s=0.0, devices=demand, **spec), 0)
     return make_placement(name).choose(job, free)
 
 
@@ -61,7 +61,7 @@ def test_random_is_seeded() -> None:
     assert len(draws) == 1
     other = make_placement("random", {"seed": "7"})
     assert (
-        other.choose(Job(JobSpec(id="j", submit_s=0.0, demand=4), 0), FreeDevices(Cluster.parse("3x4")))
+        other.choose(Job(JobSpec(id="j", submit_s=0.0, devices=4), 0), FreeDevices(Cluster.parse("3x4")))
         not in draws
     )
 
@@ -95,7 +95,7 @@ def test_topology_takes_the_closest_level() -> None:
     strict = make_placement("topology", {"relax": "false"})
     free = FreeDevices(Cluster.parse("2x8"))
     free.take([0, 8])
-    assert strict.choose(Job(JobSpec(id="j", submit_s=0.0, demand=8), 0), free) is None
+    assert strict.choose(Job(JobSpec(id="j", submit_s=0.0, devices=8), 0), free) is None
     with pytest.raises(ConfigError, match="do not divide"):
         make_placement("topology", {"levels": "2,3"})
 
@@ -114,12 +114,12 @@ def test_only_free_devices_and_as_many_as_asked(name: str, taken: set[int], dema
 def test_nodes_of_several_sizes_hold_large_jobs_on_the_fewest() -> None:
     cluster = Cluster.parse("2x3+1x4")
     consolidated = make_placement("consolidated")
-    asked = Job(JobSpec(id="j", submit_s=0, demand=8), 0)
+    asked = Job(JobSpec(id="j", submit_s=0, devices=8), 0)
     devices = consolidated.choose(asked, FreeDevices(cluster))
     assert devices is not None
     assert len(devices) == 8
     assert cluster.nodes(devices) == {0, 1, 2}
-    small = Job(JobSpec(id="j", submit_s=0, demand=4), 0)
+    small = Job(JobSpec(id="j", submit_s=0, devices=4), 0)
     assert consolidated.choose(small, FreeDevices(cluster)) == (6, 7, 8, 9)
     assert consolidated.choose(small, FreeDevices(cluster, [0, 1, 3, 4])) is None, "one node would do"
 

@@ -14,7 +14,7 @@ def place(
 ) -> tuple[int, ...] | None:
     free = FreeDevices(Cluster.parse(cluster))
     free.take(taken)
-    job = Job(JobSpec(id="j", submit_s=0.0, demand=demand), 0)
+    job = Job(JobSpec(id="j", submit_s=0.0, devices=demand), 0)
     return make_placement("racks", {"relax": relax}).choose(job, free)
 
 

@@ -11,7 +11,7 @@ from gpuslice.sched_core.placement.search import LocalSearch
 
 
 def job(demand: int) -> Job:
-    return Job(JobSpec(id="a", submit_s=0, demand=demand), 0)
+    return Job(JobSpec(id="a", submit_s=0, devices=demand), 0)
 
 
 def cost(parts: tuple[int, ...], room: list[int], size: int) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ from gpuslice.sched_core.policies.chronus.allocate import Request, local_search,
 
 
 def jobs(*demands: int) -> list[Job]:
-    return [Job(JobSpec(id=f"j{i}", submit_s=0.0, demand=d), i) for i, d in enumerate(demands)]
+    return [Job(JobSpec(id=f"j{i}", submit_s=0.0, devices=d), i) for i, d in enumerate(demands)]
 
 
 @pytest.mark.parametrize(

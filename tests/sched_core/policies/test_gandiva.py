@@ -23,7 +23,7 @@ from .worlds import check, jct_s, same, simulate, trace, traces
 
 
 def job(name: str, demand: int) -> Job:
-    return Job(JobSpec(id=name, submit_s=0.0, demand=demand), 0)
+    return Job(JobSpec(id=name, submit_s=0.0, devices=demand), 0)
 
 
 @given(traces(), st.sampled_from(["reactive", "introspective"]), st.sampled_from([1.0, 2.0, 8.0]))
@@ -144,7 +144,7 @@ def test_nobody_moves_within_a_server() -> None:
 
 
 def test_elastic_jobs_grow_into_idle_devices_and_shrink_for_others() -> None:
-    jobs = trace((0, 1, 3000), (1000, 3, 100), min_demand=[1, 0], max_demand=[4, 0])
+    jobs = trace((0, 1, 3000), (1000, 3, 100), least_devices=[1, 0], most_devices=[4, 0])
     grown = Gandiva(look_s=300)
     outcome = simulate(jobs, grown, "1x4")
     assert grown.counters["grown"] >= 1

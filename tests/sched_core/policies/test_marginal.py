@@ -33,7 +33,7 @@ def test_conserves_service_and_devices_and_repeats_itself(
 
 @Policies
 def test_an_elastic_job_alone_takes_the_cluster(make: Callable[..., MarginalPolicy]) -> None:
-    outcome = simulate(trace((0, 2, 4000), min_demand=[1], max_demand=[8]), make(), "1x8")
+    outcome = simulate(trace((0, 2, 4000), least_devices=[1], most_devices=[8]), make(), "1x8")
     assert len(outcome.spans[-1].devices) == 8
     assert outcome.finish_s[0] <= 1600
 
@@ -85,9 +85,9 @@ def greedy(policy: MarginalPolicy, view: View) -> dict[str, int]:
         steps = []
         for job in view.jobs.values():
             have = counts[job.id]
-            least = job.spec.min_demand or job.demand
+            least = job.spec.least_devices or job.demand
             get = have + 1 if have else least
-            if get <= max(job.spec.max_demand or job.demand, least) and get - have <= left:
+            if get <= max(job.spec.most_devices or job.demand, least) and get - have <= left:
                 steps.append((policy.urgency(job, have, get, view), job.number, job.id, get))
         if not steps:
             return counts
@@ -113,8 +113,8 @@ def test_looking_at_a_few_jobs_gives_what_looking_at_all_gives(make: Callable[..
 
     rows = [(300.0 * i, 1 + i % 4, 900.0 + 700.0 * (i * 7 % 11)) for i in range(24)]
     elastic = {
-        "min_demand": [1 if i % 3 else 0 for i in range(24)],
-        "max_demand": [i % 5 * 2 for i in range(24)],
+        "least_devices": [1 if i % 3 else 0 for i in range(24)],
+        "most_devices": [i % 5 * 2 for i in range(24)],
     }
     simulate(trace(*rows, **elastic), Checked(interval_s=600.0))
     assert looks > 10

@@ -20,7 +20,7 @@ from .worlds import Known, view
 
 def job(name: str, number: int, least: int = 1, most: int = 2, *, on: tuple[int, ...] = ()) -> Job:
     """One that may be on both of two nodes, and runs if it is ``on`` devices."""
-    made = Job(JobSpec(id=name, submit_s=0.0, demand=least, max_demand=most), number)
+    made = Job(JobSpec(id=name, submit_s=0.0, devices=least, most_devices=most), number)
     made.within = (0, 1) if most > least else ()
     made.placement, made.running = on, bool(on)
     return made

@@ -35,7 +35,7 @@ def test_repair_equals_the_walk(steps: list[tuple[tuple[str, int, int], bool]]) 
     entries: list[Entry] = []
     for number, ((verb, first, second), repair) in enumerate(steps):
         if verb == "add":
-            entry = Entry(Job(JobSpec(id=str(number), submit_s=0.0, demand=first), number), "")
+            entry = Entry(Job(JobSpec(id=str(number), submit_s=0.0, devices=first), number), "")
             entries.append(entry)
             ranking.add(entry, (second, number))
         elif entries and verb == "remove":
@@ -56,7 +56,7 @@ def test_repair_equals_the_walk(steps: list[tuple[tuple[str, int, int], bool]]) 
 @given(st.lists(st.integers(1, CAPACITY), min_size=1, max_size=12), st.integers(0, 3))
 def test_strict_stops_at_the_first_that_does_not_fit(sizes: list[int], finished: int) -> None:
     ranking: Ranking[Entry] = Ranking(CAPACITY, strict=True)
-    entries = [Entry(Job(JobSpec(id=str(i), submit_s=0.0, demand=n), i), "") for i, n in enumerate(sizes)]
+    entries = [Entry(Job(JobSpec(id=str(i), submit_s=0.0, devices=n), i), "") for i, n in enumerate(sizes)]
     for entry in entries:
         ranking.add(entry, (entry.job.number,))
     ranking.repair()
@@ -69,7 +69,7 @@ def test_strict_stops_at_the_first_that_does_not_fit(sizes: list[int], finished:
 
 def test_blocked_classes_are_passed_over() -> None:
     ranking: Ranking[Entry] = Ranking(CAPACITY)
-    large, small = (Entry(Job(JobSpec(id=str(n), submit_s=0.0, demand=n), n), "") for n in (8, 2))
+    large, small = (Entry(Job(JobSpec(id=str(n), submit_s=0.0, devices=n), n), "") for n in (8, 2))
     ranking.add(large, (0,))
     ranking.add(small, (1,))
     assert ranking.repair({large.size_class}) == [small]
@@ -93,7 +93,7 @@ def test_classes_of_which_nobody_waits_are_looked_at_no_more() -> None:
 
 def test_keys_of_running_jobs_may_all_change() -> None:
     ranking: Ranking[Entry] = Ranking(CAPACITY)
-    entries = [Entry(Job(JobSpec(id=str(n), submit_s=0.0, demand=4), n), "") for n in range(3)]
+    entries = [Entry(Job(JobSpec(id=str(n), submit_s=0.0, devices=4), n), "") for n in range(3)]
     for entry in entries:
         ranking.add(entry, (entry.job.number,))
     ranking.repair()
@@ -116,7 +116,7 @@ def test_keys_worked_out_when_needed_decide_like_keys_worked_out_at_once(
     for at_once in (False, True):
         ranking: Ranking[Entry] = Ranking(CAPACITY)
         entries = [
-            Entry(Job(JobSpec(id=str(n), submit_s=0.0, demand=size), n), "")
+            Entry(Job(JobSpec(id=str(n), submit_s=0.0, devices=size), n), "")
             for n, (size, _) in enumerate(jobs)
         ]
         for entry, (_, key) in zip(entries[:-1], jobs, strict=False):

@@ -16,7 +16,7 @@ def waiting_for_its_share(policy: YarnCapacity, *before: Event) -> Driver:
     for event in before:
         driver.do(event)
     for name in ("held", "waits"):
-        driver.do(Submitted(JobSpec(id=name, submit_s=driver.now_s, demand=2, tenant="a"), PROGRAM))
+        driver.do(Submitted(JobSpec(id=name, submit_s=driver.now_s, devices=2, tenant="a"), PROGRAM))
         driver.hello(name)
     driver.wake(5.0)
     return driver

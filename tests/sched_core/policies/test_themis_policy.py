@@ -196,8 +196,8 @@ def longest_wait_s(outcome: Outcome) -> float:
 
 
 def test_an_elastic_app_alone_wins_all_that_it_can_use_and_two_share() -> None:
-    elastic = {"min_demand": [1, 1], "max_demand": [8, 6]}
-    alone = simulate(trace((0, 2, 4000), min_demand=[1], max_demand=[8]), Themis(), "1x8")
+    elastic = {"least_devices": [1, 1], "most_devices": [8, 6]}
+    alone = simulate(trace((0, 2, 4000), least_devices=[1], most_devices=[8]), Themis(), "1x8")
     assert alone.finish_s.tolist() == [1000]
     both = simulate(trace((0, 2, 4000), (0, 2, 4000), **elastic), Themis(lease_s=600), "1x8")
     assert sorted(len(span.devices) for span in both.spans if span.start_s == 0) == [4, 4]

@@ -44,8 +44,8 @@ def traces(draw: st.DrawFn, jobs: int = 12, demands: Sequence[int] = (1, 2, 3, 4
         tenant=tenants,
         app=apps,
         deadlines=deadlines,
-        min_demand=[1 if e else 0 for e in elastic],
-        max_demand=[8 if e else 0 for e in elastic],
+        least_devices=[1 if e else 0 for e in elastic],
+        most_devices=[8 if e else 0 for e in elastic],
     )
 
 
@@ -113,7 +113,7 @@ class Known(NoKnowledge):
 
 def view(cluster: str, *jobs: tuple[str, int, float], now_s: float = 0.0, **fields: Any) -> View:
     """A moment in which jobs of (id, devices, duration) wait; ``fields`` go into every specification."""
-    specs = [JobSpec(id=name, submit_s=0.0, demand=demand, **fields) for name, demand, _ in jobs]
+    specs = [JobSpec(id=name, submit_s=0.0, devices=demand, **fields) for name, demand, _ in jobs]
     table = {spec.id: Job(spec, number) for number, spec in enumerate(specs)}
     known = Known({name: duration_s for name, _, duration_s in jobs})
     return View(Cluster.parse(cluster), table, known, now_s)

@@ -209,7 +209,7 @@ def test_a_job_left_alone_speeds_up() -> None:
 
 
 def test_elastic_jobs_scale_with_their_devices() -> None:
-    trace = trace_of([(0, 2, 10), (5, 1, 1)], min_demand=[1, 0], max_demand=[4, 0])
+    trace = trace_of([(0, 2, 10), (5, 1, 1)], least_devices=[1, 0], most_devices=[4, 0])
     plans = [Plan([Start("j0", (0,))]), Plan([Migrate("j0", (0, 1, 2, 3)), Start("j1", (4,))])]
     result = Simulation(trace, Cluster([5]), Scripted(*plans)).run()
     # 5 s at half speed, then double speed for the 7.5 s of work left.

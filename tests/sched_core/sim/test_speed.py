@@ -17,7 +17,7 @@ CLUSTER = Cluster.parse("2x4")
 
 
 def job(model: str, placement: tuple[int, ...], demand: int) -> Job:
-    made = Job(JobSpec(id=model, submit_s=0.0, demand=demand, model=model), 0)
+    made = Job(JobSpec(id=model, submit_s=0.0, devices=demand, model=model), 0)
     made.placement = placement
     return made
 
@@ -44,7 +44,7 @@ def test_racks_and_sockets_have_slowdowns_of_their_own(tmp_path: Path) -> None:
     cluster = Cluster.parse("2x2x4/2")
     rates = {}
     for devices in ((0, 1), (1, 2), (0, 4), (0, 8)):
-        job = Job(JobSpec(id="j", submit_s=0.0, demand=2), 0)
+        job = Job(JobSpec(id="j", submit_s=0.0, devices=2), 0)
         job.placement = devices
         rates[devices] = speed.rate(job, (), cluster)
     assert rates == {(0, 1): 1.0, (1, 2): 1 / 1.25, (0, 4): 1 / 2.0, (0, 8): 1 / 3.0}

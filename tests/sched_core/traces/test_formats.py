@@ -135,7 +135,7 @@ def test_optional_cells_are_checked_and_may_be_empty(
     with pytest.raises(TraceError, match=named):
         read_trace(write(tmp_path, head + f"a,2,0,5,{cell}\n"))
     empty = read_trace(write(tmp_path, head + "a,2,0,5,\n")).spec(0)
-    assert empty == JobSpec(id="a", submit_s=0, demand=2)
+    assert empty == JobSpec(id="a", submit_s=0, devices=2)
 
 
 def test_what_spreadsheets_write_is_read(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_older_gavel_lines_lack_priority_and_slo(tmp_path: Path) -> None:
 def test_clamped_jobs_keep_bounds_that_fit(tmp_path: Path) -> None:
     head = "job_id,num_gpu,submit_time,duration,min_gpu,max_gpu\n"
     clamped = read_trace(write(tmp_path, head + "a,8,0,5,6,16\n")).clamped(4).spec(0)
-    assert (clamped.demand, clamped.min_demand, clamped.max_demand) == (4, 4, 4)
+    assert (clamped.devices, clamped.least_devices, clamped.most_devices) == (4, 4, 4)
 
 
 def test_files_that_are_no_text(tmp_path: Path) -> None:

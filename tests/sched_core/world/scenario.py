@@ -86,7 +86,7 @@ class Scenario:
     shares: bool = False
     prestart: int | None = None
     quotas: dict[str, int] = field(default_factory=dict)
-    memory_bytes: int = 0
+    device_memory_bytes: int = 0
     jobs: tuple[JobPlan, ...] = ()
     wishes: tuple[Wish, ...] = ()
     outages: tuple[Outage, ...] = ()
@@ -121,7 +121,7 @@ def draw_scenario(seed: int) -> Scenario:
         shares=shares,
         prestart=draws.choice([None, None, 0, 1, 2], "prestart"),
         quotas={"t": 2} if draws.chance(0.3, "quotas") and len(nodes) * per_node > 1 else {},
-        memory_bytes=draws.choice([0, 8], "memory"),
+        device_memory_bytes=draws.choice([0, 8], "memory"),
     )
     jobs = tuple(_draw_job(draws, scenario, name) for name in "abcdef"[: draws.number(2, 6, "jobs")])
     return replace(
@@ -143,13 +143,13 @@ def _draw_job(draws: Draws, scenario: Scenario, name: str) -> JobPlan:
     spec = JobSpec(
         id=name,
         submit_s=draws.between(0.0, 15.0, name, "submit"),
-        demand=min(size, draws.choice([2, 2, 3], name, "demand")) if kind == "gang" else 1,
-        max_demand=most if elastic else 0,
+        devices=min(size, draws.choice([2, 2, 3], name, "demand")) if kind == "gang" else 1,
+        most_devices=most if elastic else 0,
         relaunch=kind == "relaunched",
         tenant=draws.choice(["", "t"], name, "tenant"),
         max_restarts=draws.choice([0, 2, 2], name, "restarts"),
         boundary_timeout_s=draws.choice(profile.timeouts_s, name, "timeout"),
-        kill_when_late=draws.chance(0.2, name, "kill"),
+        on_boundary_timeout="kill" if draws.chance(0.2, name, "kill") else "leave",
         trial_batches=draws.choice(profile.trials, name, "trial"),
         # Unasked, it could save no checkpoint.
         grace_s=3.0 if kind == "relaunched" else draws.choice([0.0, 3.0], name, "grace"),
@@ -178,7 +178,7 @@ def _draw_wishes(draws: Draws, scenario: Scenario, jobs: tuple[JobPlan, ...]) ->
         for number in range(draws.choice(profile.wishes_each, name, "wishes")):
             key = (name, "wish", number)
             what = draws.choice(profile.wishes, *key)
-            onto = tuple(draws.sample(devices, job.spec.demand, *key, "onto")) if what == "move" else ()
+            onto = tuple(draws.sample(devices, job.spec.devices, *key, "onto")) if what == "move" else ()
             found.append(Wish(draws.between(2.0, CALM_S - 5.0, *key, "when"), name, what, onto))
     return found
 

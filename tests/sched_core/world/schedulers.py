@@ -68,7 +68,9 @@ class Past(NamedTuple):
 def todays_core(scenario: Scenario) -> Core:
     """Return the core of today for ``scenario``."""
     policy = policy_of(scenario.policy, scenario.seed, scenario.placement, shares=scenario.shares)
-    return Core(scenario.devices, policy, quotas=scenario.quotas, memory_bytes=scenario.memory_bytes)
+    return Core(
+        scenario.devices, policy, quotas=scenario.quotas, device_memory_bytes=scenario.device_memory_bytes
+    )
 
 
 class Journal:

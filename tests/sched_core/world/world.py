@@ -122,7 +122,7 @@ class World:
         record, size = self.ground.record, len(self.scenario.devices)
         if left := self.safety.left_over():
             raise record.violated("processes are left", *left)
-        spec = JobSpec(id=_PROBE, submit_s=self.ground.loop.now_s, demand=size, boundary_timeout_s=0.0)
+        spec = JobSpec(id=_PROBE, submit_s=self.ground.loop.now_s, devices=size, boundary_timeout_s=0.0)
         self._submit(JobPlan(spec, boundaries=3, step_s=0.1))
         self._until(lambda: self._now.outcome(_PROBE).ended, record.boundaries + 4 * size)
         if self._now.outcome(_PROBE).state != "succeeded":
