@@ -1,6 +1,6 @@
 """Objects of a script that belong to one GPU for ever: streams, and events that were recorded.
 
-Generators can follow the script to another GPU (``runtime.gpu_names``). Streams and events cannot: a stream
+Generators can follow the script to another GPU (``agent.gpu_names``). Streams and events cannot: a stream
 in use takes the process back to its GPU.
 """
 

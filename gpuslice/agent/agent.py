@@ -14,6 +14,7 @@ from functools import partial
 from typing import NoReturn
 
 from gpuslice.agent.boundary_watchdog import BoundaryWatchdog
+from gpuslice.agent.gpu_names import GpuNames
 from gpuslice.agent.import_ahead import import_ahead
 from gpuslice.agent.orders import Orders, Phase
 from gpuslice.agent.peak_memory import PeakMemory
@@ -25,9 +26,9 @@ from gpuslice.errors import ConfigError, EnvironmentUnusableError, GpusliceError
 from gpuslice.profiler.skew import Skew
 from gpuslice.runtime import foreign_processes, logged_losses
 from gpuslice.runtime.ending import end, leave_parked, say, undisturbed, whole_or_ended
-from gpuslice.runtime.gpu_names import GpuNames
-from gpuslice.runtime.membership import Membership
+from gpuslice.runtime.process import Membership
 from gpuslice.runtime.runtime import Runtime
+from gpuslice.runtime.stopping import Act, Wish
 from gpuslice.runtime.threads.main_thread import MainThreadStuckError
 from gpuslice.runtime.trainable import report_skew
 from gpuslice.types import DeviceName
@@ -80,6 +81,7 @@ class Agent:
         if not settings.job:
             raise ConfigError("a scheduled job needs a name", "set GPUSLICE_JOB")
         self._runtime = runtime
+        self._suspension = runtime.suspension
         self._boundaries = runtime.boundaries
         self._orders = Orders(runtime.boundaries)
         self._last_suspended: Suspended | None = None
@@ -94,9 +96,9 @@ class Agent:
         self._unleased = UnleasedMemory()
         self._memory = PeakMemory()
         self._names = GpuNames()
-        runtime.gate.carry_out = self._names.in_other_threads
+        runtime.suspension.gate.carry_out = self._names.in_other_threads
         #: The device that the script's own names mean.
-        self._first = runtime.in_use.name
+        self._first = runtime.suspension.in_use.name
         self._link = Link(
             settings.socket,
             identity,
@@ -109,7 +111,7 @@ class Agent:
         """Say Hello and hold still until there is a lease."""
         if self._runtime.settings.elastic:
             self._boundaries.leave_to_script()  # ranks that begin at different times count alike
-        _ = self._runtime.ramdisk
+        _ = self._runtime.storage.ramdisk
         if self._replaces:
             self._place.ask_as_child()
             self._link.start()
@@ -127,13 +129,17 @@ class Agent:
         self._enter(order)
 
     def _begin(self, device: str) -> None:
-        self._runtime.in_use.take_lease(DeviceName.parse(device), self._runtime.identity.local_rank)
-        self._first = self._runtime.in_use.name
+        self._take_device(device)
         self._note_lease(device)
         self._orders.listen()
         self._watch.start()
         if self._runtime.identity.rank == 0:
             report_skew(self._profiled, self._boundaries.thread)
+
+    def _take_device(self, device: str) -> None:
+        in_use = self._suspension.in_use
+        in_use.take_lease(DeviceName.parse(device), self._runtime.identity.local_rank)
+        self._first = in_use.name
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Suspend if that is still wanted, and stay parked until the next lease.
@@ -146,18 +152,15 @@ class Agent:
         if not self._began:
             self._began = True
             self._send(self._progress())  # when the set-up was over matters for what counts as service
-        leased, late = self._orders.phase is Phase.RUNNING, list[int]()
-        if not self._runtime.may_park():
-            if self._runtime.identity.world_size > 1:
-                self._report(self._orders.pass_by(boundary))
-            return late
-        main_thread = self._runtime.main_thread
-        if not leased and not main_thread.stays:
-            return late  # it runs the handler of the signal for which the state has come back
-        if not self._orders.arrive(boundary):
-            return late
+        leased = self._orders.phase is Phase.RUNNING
+        act = self._suspension.at_boundary(Wish.PARK if leased else Wish.PARK_AGAIN)
+        if act is Act.PASS_BY and self._runtime.identity.world_size > 1:
+            self._report(self._orders.pass_by(boundary))
+        if act is not Act.PARK or not self._orders.arrive(boundary):
+            return ()
+        late: list[int] = []
         try:
-            late = main_thread.park(partial(self._park, boundary, leased=leased))
+            late = self._suspension.main_thread.park(partial(self._park, boundary, leased=leased))
             self._watch.obstacle = ""
         except MainThreadStuckError as error:
             self._watch.obstacle = f"at which it can park: {error.message}"
@@ -167,7 +170,7 @@ class Agent:
     def _park(self, boundary: int, *, leased: bool) -> list[int]:
         """Suspend, and stay parked until the next lease. Return the signals that were held back."""
         late: list[int] = []
-        whole = whole_or_ended(lambda: self._runtime.whole)
+        whole = whole_or_ended(lambda: self._suspension.whole)
         with undisturbed(self._orders.interrupt, late=late), whole:
             if self._suspend(boundary, leased=leased):
                 self._stay_parked()
@@ -182,8 +185,7 @@ class Agent:
         """Go on with ``order``, a lease of the device where the script's state is, or before it has any."""
         self._take_part(order)
         if order.device != self._place.device:
-            self._runtime.in_use.take_lease(DeviceName.parse(order.device), self._runtime.identity.local_rank)
-            self._first = self._runtime.in_use.name
+            self._take_device(order.device)
         self._note_lease(order.device)
         self._send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
 
@@ -220,9 +222,9 @@ class Agent:
     def _suspend(self, boundary: int, *, leased: bool) -> bool:
         """Suspend; of a job on leave the scheduler thinks that it is parked anyway."""
         try:
-            record = self._runtime.suspend(explicit=self._boundaries.explicit)
+            record = self._suspension.suspend(explicit=self._boundaries.explicit)
         except GpusliceError as error:
-            if not self._runtime.whole:
+            if not self._suspension.whole:
                 raise
             self._run_on(error, leased=leased)
             return False
@@ -234,9 +236,9 @@ class Agent:
             stages_s=record.suspend_stages_s(),
             tensors=record.storages,
             route=record.route,
-            bound=self._runtime.obstacle_to_moves(),
-            restartable=self._runtime.switch.restartable,
-            restartable_later=self._runtime.restartable_later,
+            bound=self._suspension.obstacle_to_moves(),
+            restartable=self._suspension.switch.restartable,
+            restartable_later=self._suspension.restartable_later,
         )
         if leased:
             self._send(self._last_suspended)
@@ -248,7 +250,7 @@ class Agent:
             say(error.message, error.remedy)
         self._complaint = error.message
         if leased:
-            self._memory.begin(self._runtime.in_use.name)
+            self._memory.begin(self._suspension.in_use.name)
             self._orders.run_on()
             self._refuse(error, running=True)
         else:
@@ -256,7 +258,7 @@ class Agent:
 
     def _stay_parked(self) -> None:
         while True:
-            with self._runtime.offering():
+            with self._suspension.offering():
                 order = self._orders.await_order()
             if isinstance(order, Dismiss):
                 self._end_parked()
@@ -267,11 +269,11 @@ class Agent:
         """Resume, as ordered or where the job was; whether that worked (without an order it has to)."""
         try:
             self._names.pause()
-            target = self._runtime.in_use.gpus.inside(DeviceName.parse(order.device)) if order else None
-            record = self._runtime.resume(target)
-            self._names.follow(self._first, self._runtime.in_use.name)
+            target = self._suspension.in_use.gpus.inside(DeviceName.parse(order.device)) if order else None
+            record = self._suspension.resume(target)
+            self._names.follow(self._first, self._suspension.in_use.name)
         except GpusliceError as error:
-            if self._runtime.whole:
+            if self._suspension.whole:
                 end(error)
             if order is None or not isinstance(error, STILL_PARKED):
                 raise
@@ -281,17 +283,12 @@ class Agent:
             self._orders.take_leave()
             return True
         self._last_suspended = None
-        self._memory.begin(self._runtime.in_use.name)
+        self._memory.begin(self._suspension.in_use.name)
         self._take_part(order)
         self._orders.run_on()
         self._note_lease(order.device)
-        self._send(
-            Resumed(
-                epoch=self._orders.epoch,
-                boundary=self._boundaries.count,
-                stages_s={"parked_s": record.parked_s, **record.resume_stages_s()},
-            )
-        )
+        stages_s = {"parked_s": record.parked_s, **record.resume_stages_s()}
+        self._send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s=stages_s))
         return True
 
     def _take_part(self, order: Resume) -> None:
@@ -302,7 +299,7 @@ class Agent:
     def _end_parked(self) -> NoReturn:
         """The job has ended well without this rank, whose state nobody needs any more."""
         self._runtime.write_report()
-        self._runtime.store.close(keep=False)
+        self._runtime.storage.store.close(keep=False)
         self.finish()
         self.end_threads()
         leave_parked()
@@ -319,7 +316,7 @@ class Agent:
         try:
             self._link.send(message)
         except GpusliceError as error:
-            if self._runtime.whole:
+            if self._suspension.whole:
                 end(error)
             raise
 
@@ -342,7 +339,7 @@ class Agent:
         return [hello, *self._trained(), *last]
 
     def _progress(self) -> Progress:
-        boundaries, leased, attached = self._boundaries, self._runtime.in_use.name, self._runtime.attached
+        boundaries, leased, attached = self._boundaries, self._suspension.in_use.name, self._runtime.attached
         logged_losses.follow_libraries()
         if self._orders.phase is Phase.RUNNING:
             self._memory.look(leased, boundaries.steps)
@@ -354,7 +351,7 @@ class Agent:
             loss=logged_losses.newest(),
             went_on_from=boundaries.went_on_from,
             unleased=self._unleased.look(
-                leased, self._runtime.in_use.gpus, lambda: self._orders.phase is Phase.RUNNING
+                leased, self._suspension.in_use.gpus, lambda: self._orders.phase is Phase.RUNNING
             ),
             peak_bytes=self._memory.most_bytes,
             samples=0 if attached is None else attached.samples,
@@ -374,7 +371,7 @@ class Agent:
                 self._link.silent = True
                 self._place.lose()
                 foreign_processes.leave_rank()
-                self._runtime.memory_limit.end()
+                self._suspension.memory_limit.end()
             case Rejected() if self._link.silent:
                 pass  # it had been said before
             case Withdraw():

@@ -11,6 +11,7 @@ from gpuslice.errors import ConfigError, GpusliceError
 from gpuslice.runtime.boundaries import NEVER
 from gpuslice.runtime.ending import end, undisturbed, whole_or_ended
 from gpuslice.runtime.runtime import Runtime
+from gpuslice.runtime.stopping import Act, Wish
 from gpuslice.runtime.threads.main_thread import MainThreadStuckError
 
 
@@ -37,13 +38,13 @@ class Drill:
 
     def start(self) -> None:
         """Check the RAM disk before training begins, and ask for the first boundary."""
-        _ = self._runtime.ramdisk
-        self._ask(self._runtime.boundary)
+        _ = self._runtime.storage.ramdisk
+        self._ask(self._runtime.boundaries.count)
         self._watch.start()
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Suspend and resume; ends the job, by an error's exit code, if that is not possible."""
-        if not self._runtime.may_park():
+        if self._runtime.suspension.at_boundary(Wish.PARK) is not Act.PARK:
             return []
         late = stay_suspended(self._runtime)
         self._ask(boundary)
@@ -72,22 +73,23 @@ def stay_suspended(runtime: Runtime, wait: Callable[[], object] = lambda: None) 
     Sequence of int
         The signals whose handlers could not run meanwhile.
     """
+    suspension = runtime.suspension
 
     def park() -> list[int]:
         late: list[int] = []
-        with undisturbed(late=late), whole_or_ended(lambda: runtime.whole):
+        with undisturbed(late=late), whole_or_ended(lambda: suspension.whole):
             try:
-                runtime.suspend(explicit=runtime.boundaries.explicit)
+                suspension.suspend(explicit=runtime.boundaries.explicit)
                 wait()
-                runtime.resume()
+                suspension.resume()
             except GpusliceError as error:
-                if runtime.whole:
+                if suspension.whole:
                     end(error)
                 raise
         return late
 
     try:
-        return runtime.main_thread.park(park)
+        return suspension.main_thread.park(park)
     except MainThreadStuckError as error:
         end(error)
 

@@ -10,6 +10,7 @@ from gpuslice.launch.command import rank_path
 from gpuslice.launch.step_control import StepControl
 from gpuslice.runtime.boundaries import NEVER
 from gpuslice.runtime.runtime import Runtime
+from gpuslice.runtime.stopping import Act, Wish
 
 
 class Turns:
@@ -29,12 +30,13 @@ class Turns:
 
     def start(self) -> None:
         """Check the RAM disk before training begins, and look at every boundary."""
-        _ = self._runtime.ramdisk
+        _ = self._runtime.storage.ramdisk
         self._runtime.boundaries.stop_at = 0
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Suspend until it is this job's turn; an error ends the job by its exit code."""
-        if not self._control.away or not self._runtime.may_park():
+        wish = Wish.PARK if self._control.away else Wish.NOTHING
+        if self._runtime.suspension.at_boundary(wish) is not Act.PARK:
             return []
         return stay_suspended(self._runtime, self._control.await_turn)
 

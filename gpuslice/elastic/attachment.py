@@ -78,8 +78,8 @@ def attach(
     if ranks is not None and not 1 <= ranks <= launched:
         raise UsageError(f"{ranks} ranks cannot begin: {launched} were started", "start as many")
     # Without a module on a GPU it is not known which one; the first suspend sees where the state is.
-    if world._device.index is not None and not process.in_use.known:
-        process.in_use.move_in(DeviceName("cuda", world._device.index))
+    if world._device.index is not None and not process.suspension.in_use.known:
+        process.suspension.in_use.move_in(DeviceName("cuda", world._device.index))
     process.boundaries.leave_to_script()
     process.attached = world
     process.attachments += 1

@@ -19,7 +19,7 @@ from gpuslice.errors import UsageError
 from gpuslice.runtime import trainings
 from gpuslice.runtime.boundaries import boundary
 from gpuslice.runtime.ending import at_end, ended_well
-from gpuslice.runtime.membership import Membership
+from gpuslice.runtime.process import Membership
 from gpuslice.runtime.runtime import Runtime
 from gpuslice.training import identity
 from gpuslice.training.state import State
@@ -226,7 +226,7 @@ class World:
             self._form(0, ranks)
         else:
             self._stand_by(0)
-        self._counted = self._process.boundary > 0
+        self._counted = self._process.boundaries.count > 0
 
     @property
     def _membership(self) -> Membership | None:
@@ -294,7 +294,7 @@ class World:
     def _form(self, number: int, width: int) -> None:
         """Join a group of ``width`` ranks, with rank 0's state; a collective."""
         group.form(self._connected(), number, self.rank, width, self._backend)
-        grown = width > self.width and self._process.boundary > 0
+        grown = width > self.width and self._process.boundaries.count > 0
         self.number, self.width = number, width
         if self._build is not None:
             self._rebuild(self._build)
@@ -341,16 +341,19 @@ class World:
                 verify = self._process.settings.verify
                 found = state.load(chosen, self._named, self.state, self._attributes, verify=verify)
                 self._restore_position(found.position)
-                self._process.boundaries.went_on_from = self._process.boundary
+                self._process.boundaries.went_on_from = self._process.boundaries.count
                 self._whole = found.whole
                 job = self._process.settings.job
                 trainings.tell(self._process, f"job {job} goes on from {identity.origin(chosen)}")
 
     def _position(self) -> dict[str, int]:
-        return {"boundary": self._process.boundary, "steps": self._process.boundaries.steps}
+        return {"boundary": self._process.boundaries.count, "steps": self._process.boundaries.steps}
 
     def _restore_position(self, position: Mapping[str, int]) -> None:
-        self._process.boundary, self._process.boundaries.steps = position["boundary"], position["steps"]
+        self._process.boundaries.count, self._process.boundaries.steps = (
+            position["boundary"],
+            position["steps"],
+        )
 
     def _end(self, pid: int) -> None:
         """Tell the ranks that wait that the training is over."""

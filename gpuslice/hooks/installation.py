@@ -69,8 +69,8 @@ def install(early: EarlyThreads | None = None) -> None:
     try:
         job = runtime()
         if early is not None:
-            job.gate.take_in(early)
-        job.main_thread.listen()
+            job.suspension.gate.take_in(early)
+        job.suspension.main_thread.listen()
         is_rank = job.settings.ranks <= 1 or "RANK" in os.environ
         if job.settings.profile and is_rank:
             profiling.install(job)
@@ -150,7 +150,7 @@ def _explain_errors() -> None:
     def explain(error: BaseException) -> str:
         job = runtime()
         directory = job.settings.ramdisk_directory
-        return job.memory_limit.explain(error) or shared_memory.explain(error, directory)
+        return job.suspension.memory_limit.explain(error) or shared_memory.explain(error, directory)
 
     uncaught.install(explain)
 
@@ -187,19 +187,19 @@ def _begin(job: Runtime, *, replaces: int = 0) -> None:
     job.boundaries.controller, job.boundaries.stop_at = controller, NEVER
     os.register_at_fork(after_in_child=partial(_forked, job))
     if job.settings.checkpoint_every:
-        job.checkpoint_every(job.settings.checkpoint_every)
+        job.saving.every(job.settings.checkpoint_every)
     if controller is not None:
         at_end(_end_threads, controller.end_threads, os.getpid())
-        job.keep_ready()
+        job.suspension.keep_ready()
         controller.start()
     else:
         watch = BoundaryWatchdog(job.boundaries)
         at_end(_end_threads, watch.stop, os.getpid())
         watch.start()
     if not job.settings.socket:
-        job.in_use.move_in()
-    at_end(_end_threads, job.memory_limit.end, os.getpid())
-    job.memory_limit.begin(job.in_use.name)
+        job.suspension.in_use.move_in()
+    at_end(_end_threads, job.suspension.memory_limit.end, os.getpid())
+    job.suspension.memory_limit.begin(job.suspension.in_use.name)
     at_end(_finish, job, controller, os.getpid())
 
 

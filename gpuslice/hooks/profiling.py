@@ -135,7 +135,7 @@ class Profiling:
         return StepRecorder(self._memory, CudaClock())
 
     def _tensors_bytes(self) -> int | None:
-        self._runtime.interruptible()  # finds out which device it is
+        self._runtime.suspension.obstacle()  # finds out which device it is
         with suppress(SuspendRefusedError):  # a captured graph, or several devices
-            return sum(one.nbytes for one in sweep(self._runtime.device))
+            return sum(one.nbytes for one in sweep(self._runtime.suspension.in_use.device))
         return None

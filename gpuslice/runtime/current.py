@@ -30,7 +30,7 @@ def own() -> Runtime:
     """This process's runtime; in a fork, the parent's becomes its own."""
     job = runtime()
     if _runtimes_pid != os.getpid():
-        job.gate = job.gate.forked()
+        job.suspension.gate = job.suspension.gate.forked()
         _at_end_of(job)
     return job
 
@@ -51,9 +51,10 @@ def _make(identity: RankIdentity, former: Runtime | None = None) -> Runtime:
     occupy_closed_streams()  # before anything of ours is opened
     _runtime = Runtime(config.load(), identity, counter)
     if former is None:
-        _runtime.gate.install()
+        _runtime.suspension.gate.install()
     else:
-        _runtime.gate = former.gate if _runtimes_pid == os.getpid() else former.gate.forked()
+        gate = former.suspension.gate
+        _runtime.suspension.gate = gate if _runtimes_pid == os.getpid() else gate.forked()
     _at_end_of(_runtime)
     return _runtime
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch._C._functorch import peek_interpreter_stack
 
 from gpuslice import config
 from gpuslice.checkpoint.attributes.job_attributes import ATTRIBUTES, JobAttributes
@@ -33,6 +32,7 @@ from gpuslice.runtime.current import runtime
 from gpuslice.runtime.ending import undisturbed, whole_or_ended
 from gpuslice.runtime.progress import Progress, goal
 from gpuslice.runtime.runtime import Runtime
+from gpuslice.runtime.stopping import is_transformed
 from gpuslice.training import identity
 from gpuslice.training.snapshot import Snapshot
 from gpuslice.training.state import State, saved_names
@@ -63,6 +63,7 @@ class Job:
 
     def __init__(self, process: Runtime, named: Mapping[str, object]) -> None:
         self._runtime = process
+        self._suspension = process.suspension
         self._objects = {name: item for name, item in named.items() if _lives_on(item)}
         own = {name: item for name, item in named.items() if not _lives_on(item)}
         self.state = State(own, self._objects)
@@ -97,19 +98,19 @@ class Job:
             If the device could neither be emptied nor be filled again: the state is lost, end the process.
         """
         self._check_place("job.suspend")
-        record, away = None, not self._runtime.whole
+        record, away = None, not self._suspension.whole
         try:
-            with undisturbed(), whole_or_ended(lambda: away or self._runtime.whole):
-                self._runtime.store.whole_files = True  # the script gets its path
-                record = self._runtime.suspend(explicit=True, script_goes_on=True)
+            with undisturbed(), whole_or_ended(lambda: away or self._suspension.whole):
+                self._runtime.storage.store.whole_files = True  # the script gets its path
+                record = self._suspension.suspend(explicit=True, script_goes_on=True)
         except BaseException:
             if record is not None:  # a signal's handler raised: the script unwinds with its state
-                with undisturbed(), whole_or_ended(lambda: self._runtime.whole):
-                    self._runtime.resume()
+                with undisturbed(), whole_or_ended(lambda: self._suspension.whole):
+                    self._suspension.resume()
             raise
-        snapshot = self._runtime.switch.snapshot
+        snapshot = self._suspension.switch.snapshot
         assert snapshot is not None
-        self._runtime.store.handed_out = True
+        self._runtime.storage.store.handed_out = True
         return Snapshot(
             path=snapshot.path,
             nbytes=snapshot.nbytes,
@@ -148,7 +149,7 @@ class Job:
                 stacklevel=2,
             )
             return False
-        return self._runtime.checkpoint(explicit=True)
+        return self._runtime.saving.take(explicit=True)
 
     def resume(self, device: str | None = None) -> None:
         """Bring the state back, to another device if one is named.
@@ -168,9 +169,9 @@ class Job:
         self._check_place("job.resume")
         target = None if device is None else DeviceName.parse(device)
         retry = False
-        with undisturbed(), whole_or_ended(lambda: self._runtime.whole or retry):
+        with undisturbed(), whole_or_ended(lambda: self._suspension.whole or retry):
             try:
-                self._runtime.resume(target)
+                self._suspension.resume(target)
             except _MAY_BE_TRIED_AGAIN:
                 retry = True
                 raise
@@ -182,7 +183,7 @@ class Job:
         try:
             yield snapshot
         finally:
-            if self._runtime.switch.suspended:
+            if self._suspension.away:
                 self.resume()
 
     def detach(self) -> None:
@@ -251,7 +252,7 @@ class Job:
             loaded = restoration.apply()
             self.state.data = {name: loaded[name] for name in saved_names(snapshot)}
             process_rng.restore(loaded[_RNG], restoration.gpus)
-            self._runtime.boundary = self._runtime.boundaries.went_on_from = snapshot.boundary
+            self._runtime.boundaries.count = self._runtime.boundaries.went_on_from = snapshot.boundary
             self._progress.count_from(target)
 
         def reached() -> None:
@@ -335,8 +336,8 @@ def attach(job: str | None = None, /, **named: object) -> Job:
     trainings.replace(process)
     trainings.name_job(process, job)
     gpu = next((t.device for _, t in described.tensors if t.device.type == "cuda"), None)
-    if gpu is not None and not process.in_use.known:
-        process.in_use.move_in(DeviceName("cuda", gpu.index))
+    if gpu is not None and not process.suspension.in_use.known:
+        process.suspension.in_use.move_in(DeviceName("cuda", gpu.index))
     attached = Job(process, named)
     if process.settings.job:
         differs = partial(trainings.begin_anew, process)
@@ -383,7 +384,7 @@ def _check_place(call: str) -> None:
 
     Nor does it park in a function that torch.func transforms: its tensors are wrappers without memory.
     """
-    if peek_interpreter_stack() is not None:
+    if is_transformed():
         message = f"{call}() was called in a function that torch.func transforms"
         raise SuspendRefusedError(message, "call it outside of grad, vmap and the like")
     if threading.current_thread() is not threading.main_thread():

@@ -33,8 +33,9 @@ def note_start(process: Runtime) -> None:
     if not job or process.settings.socket:
         return
     with suppress(GpusliceError, OSError):  # without room it matters only to whoever has something to save
-        former_s = process.ramdisk.traces.leave(process.ramdisk.home(job, rank), _launch())
-        if former_s is not None and not process.ramdisk.boundaries(job, rank):
+        ramdisk = process.storage.ramdisk
+        former_s = ramdisk.traces.leave(ramdisk.home(job, rank), _launch())
+        if former_s is not None and not ramdisk.boundaries(job, rank):
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(former_s))
             tell(process, f"job {job} begins anew: its run of {when} attached nothing (see gpuslice.attach)")
 
@@ -44,11 +45,11 @@ def _note_end(process: Runtime, *, well: bool) -> None:
     job, rank = process.launched_job, process.identity.rank
     if job and not process.settings.socket and not process.attachments:
         with suppress(GpusliceError, OSError):
-            home = process.ramdisk.home(job, rank)
+            home = process.storage.ramdisk.home(job, rank)
             if well:
-                process.ramdisk.traces.remove(home)
+                process.storage.ramdisk.traces.remove(home)
             else:
-                process.ramdisk.traces.leave(home, _launch())
+                process.storage.ramdisk.traces.leave(home, _launch())
 
 
 def go_on(process: Runtime, training: Training, load: Callable[[SnapshotFile], None]) -> None:
@@ -61,7 +62,8 @@ def go_on(process: Runtime, training: Training, load: Callable[[SnapshotFile], N
     load
         Goes on from a snapshot.
     """
-    process.ramdisk.traces.remove(process.ramdisk.home(process.settings.job, process.identity.rank))
+    ramdisk = process.storage.ramdisk
+    ramdisk.traces.remove(ramdisk.home(process.settings.job, process.identity.rank))
     snapshots = own_snapshots(process, training)
     agreed = agree(snapshots, process.identity.world_size)
     boundary = newest_common(agreed)
@@ -70,9 +72,9 @@ def go_on(process: Runtime, training: Training, load: Callable[[SnapshotFile], N
     if len(agreed) > 1:
         value = SharedValue(key=f"gpuslice/snapshots/{training.attach}")
         process.common_snapshots = CommonSnapshots(
-            process.store, process.identity.rank, agreed, process.boundaries.call_at_next, value
+            process.storage.store, process.identity.rank, agreed, process.boundaries.call_at_next, value
         )
-    process.store.forget_after(-1 if chosen is None else chosen.boundary)
+    process.storage.store.forget_after(-1 if chosen is None else chosen.boundary)
     explain_beginning(process, anew=chosen is None)
     if chosen is not None:
         whence = origin(chosen)
@@ -82,7 +84,7 @@ def go_on(process: Runtime, training: Training, load: Callable[[SnapshotFile], N
 
 def explain_beginning(process: Runtime, *, anew: bool) -> None:
     """Say why a named job begins ``anew``, if a process before it has left a note, and remove the note."""
-    note = take_note(process.store.directory)
+    note = take_note(process.storage.store.directory)
     if anew and note:
         job = process.settings.job
         say(f"job {job} begins anew, because it could not be saved for a restart: {note}")
@@ -96,16 +98,16 @@ def begin_anew(process: Runtime, why: str) -> None:
     drop_snapshots(process)
     if process.command.can_be_repeated(process.identity):
         say(f"job {process.settings.job} begins anew: {why}")
-        process.close_store(keep=False)
+        process.storage.close(keep=False)
         process.command.repeat()
-    write_note(process.store.directory, why)
+    write_note(process.storage.store.directory, why)
 
 
 def can_be_saved(process: Runtime, attributes: JobAttributes) -> bool:
     """Look at a job's attributes. Return True if all can be saved; else say of a named job what cannot."""
     obstacles, job = attributes.look(), process.settings.job
     if job and (news := attributes.news()):
-        write_note(process.store.directory, news)
+        write_note(process.storage.store.directory, news)
         say(f"job {job} could not be restarted from here: {news}")
     return not obstacles
 
@@ -122,13 +124,13 @@ def own_snapshots(process: Runtime, training: Training) -> dict[int, SnapshotFil
     SnapshotError
         If all that there are is damaged.
     """
-    job, rank, aside = process.settings.job, process.identity.rank, process.ramdisk.aside
+    job, rank, aside = process.settings.job, process.identity.rank, process.storage.ramdisk.aside
     # A scheduler starts a job again by itself, which then has to go on.
     if process.settings.fresh and training.attach == 1 and not process.settings.socket:
-        process.close_store(keep=False)
+        process.storage.close(keep=False)
         removed = aside.forget(job, rank)
         tell(process, begun_anew(job, removed))
-    snapshots = process.store.restartable()
+    snapshots = process.storage.store.restartable()
     newest = snapshots[max(snapshots)] if snapshots else None
     try:
         own = newest is not None and training.claim(Training.of(newest), process.settings) is Claim.OWN
@@ -141,13 +143,13 @@ def own_snapshots(process: Runtime, training: Training) -> dict[int, SnapshotFil
         former = Training.of(newest)
         tell(process, f"job {job} keeps the snapshot of {origin(newest)}: another training's, not this one's")
         _close(snapshots)
-        process.abandon_store()
+        process.storage.abandon()
         aside.put(job, rank, UNKNOWN if former is None else former.key)
     else:
-        process.close_store(keep=False)
+        process.storage.close(keep=False)
     if aside.has(job, rank, training.key):
         aside.take(job, rank, training.key)
-    return process.store.restartable()
+    return process.storage.store.restartable()
 
 
 def replace(process: Runtime) -> None:
@@ -170,15 +172,15 @@ def end(process: Runtime, cause: str) -> None:
     """
     attached = process.attached
     assert attached is not None
-    if process.suspended:
-        with undisturbed(), whole_or_ended(lambda: process.whole):
-            process.resume()
+    if process.suspension.away:
+        with undisturbed(), whole_or_ended(lambda: process.suspension.whole):
+            process.suspension.resume()
     attached.end(cause)
     process.attached = None
     drop_snapshots(process)
     process.common_snapshots = None
-    if process.has_store:
-        process.store.finished = None
+    if process.storage.is_open:
+        process.storage.store.finished = None
 
 
 def finish(process: Runtime) -> None:
@@ -186,7 +188,7 @@ def finish(process: Runtime) -> None:
 
     While the script may have the path of a snapshot, that stays.
     """
-    if not (process.has_store and process.store.handed_out):
+    if not (process.storage.is_open and process.storage.store.handed_out):
         drop_snapshots(process)
 
 
@@ -202,7 +204,8 @@ def name_job(process: Runtime, given: str | None) -> None:
     if name and name != process.settings.job:
         job_id(name)
     if name != process.settings.job:
-        process.close_store(keep=process.has_store and not process.settings.job and process.store.handed_out)
+        storage = process.storage
+        storage.close(keep=storage.is_open and not process.settings.job and storage.store.handed_out)
         process.settings = msgspec.structs.replace(process.settings, job=name)
         process.report.job = name
 
@@ -213,11 +216,11 @@ def drop_snapshots(process: Runtime) -> None:
     A job without a name keeps the one that its script may have the path of.
     """
     process.checkpoints.settle(keep=False)
-    if process.settings.job and process.has_store:
+    if process.settings.job and process.storage.is_open:
         if process.common_snapshots is not None:
             process.common_snapshots.withdraw()
-        process.store.forget_after(-1)
-        process.store.handed_out = False
+        process.storage.store.forget_after(-1)
+        process.storage.store.handed_out = False
 
 
 def close(process: Runtime) -> None:
@@ -228,8 +231,8 @@ def close(process: Runtime) -> None:
     have its path.
     """
     well = ended_well()
-    if process.has_store:
-        _close_store(process, process.store, well=well)
+    if process.storage.is_open:
+        _close_store(process, process.storage.store, well=well)
     _note_end(process, well=well)
 
 
@@ -242,14 +245,14 @@ def _close_store(process: Runtime, store: JobStore, *, well: bool) -> None:
     if not process.attachments:
         store.close(keep=True)  # of another script
         return
-    keep = not well or (store.handed_out and process.suspended)
+    keep = not well or (store.handed_out and process.suspension.away)
     if keep and process.identity.world_size > 1:
         # Another rank may have died before its newest snapshot: as after a kill, both of ours stay.
         store.abandon()
         return
     store.close(keep=keep)
     if not keep and _is_command(process):
-        process.ramdisk.aside.remove(process.settings.job, process.identity.rank)
+        process.storage.ramdisk.aside.remove(process.settings.job, process.identity.rank)
 
 
 def _is_command(process: Runtime) -> bool:

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch.overrides import _pop_mode
 
+from gpuslice.agent.gpu_names import GpuNames
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.checkpoint.switch.switch import Switch
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.kernels import open_device
-from gpuslice.runtime.gpu_names import GpuNames
 from gpuslice.runtime.threads.thread_gate import ThreadGate
 from gpuslice.types import DeviceName
 

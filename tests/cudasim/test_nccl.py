@@ -206,12 +206,12 @@ def job(tmp_path: Path) -> Iterator[Runtime]:
 def test_a_resume_without_room_for_a_communicator_can_be_tried_again(job: Runtime) -> None:
     weights = torch.arange(8.0, device="cuda:0")
     dist.all_reduce(weights)
-    job.suspend(explicit=True)
+    job.suspension.suspend(explicit=True)
     cudasim.fail("ncclCommResume", 2)
     with pytest.raises(DeviceMemoryError, match="NCCL could not resume"):
-        job.resume()
-    assert job.suspended
-    record = job.resume()
+        job.suspension.resume()
+    assert job.suspension.away
+    record = job.suspension.resume()
     assert record.bytes_communicators == 8 * MIB
     dist.all_reduce(weights)
     assert weights.tolist() == list(map(float, range(8)))
@@ -222,7 +222,7 @@ def test_a_suspend_that_fails_leaves_the_communicators_alone(job: Runtime) -> No
     dist.all_reduce(weights)
     cudasim.fail("cudaMemcpyAsync", 2, nth=1)
     with cudasim.counting() as calls, pytest.raises(Exception, match="suspend failed"):
-        job.suspend(explicit=True)
+        job.suspension.suspend(explicit=True)
     assert "ncclCommSuspend" not in calls
     dist.all_reduce(weights)
     assert weights.tolist() == [1.0] * 8
@@ -233,25 +233,25 @@ def test_a_rank_that_cannot_park_has_the_others_keep_their_memory(job: Runtime) 
     weights = torch.ones(8, device="cuda:0")
     dist.all_reduce(weights)
     other = ParkedGroups(lambda _callback: None)
-    other.pass_by(job.boundary, job.device)
-    record = job.suspend(explicit=True)
+    other.pass_by(job.boundaries.count, job.suspension.in_use.device)
+    record = job.suspension.suspend(explicit=True)
     assert (record.bytes_communicators, record.held["communicators"]) == (0, 10 * MIB)
-    job.resume()
+    job.suspension.resume()
     dist.all_reduce(weights)
     assert weights.tolist() == [1.0] * 8
 
 
 def test_a_communicator_keeps_its_rank_on_its_gpu(job: Runtime) -> None:
     weights = torch.ones(8, device="cuda:0")
-    job.suspend(explicit=True)
-    assert not job.obstacle_to_moves(), "it has no communicator before its first collective"
-    job.resume()
+    job.suspension.suspend(explicit=True)
+    assert not job.suspension.obstacle_to_moves(), "it has no communicator before its first collective"
+    job.suspension.resume()
     dist.all_reduce(weights)
-    job.suspend(explicit=True)
-    assert "an NCCL communicator" in job.obstacle_to_moves()
+    job.suspension.suspend(explicit=True)
+    assert "an NCCL communicator" in job.suspension.obstacle_to_moves()
     with pytest.raises(SuspendRefusedError, match="an NCCL communicator"):
-        job.resume(DeviceName.parse("cuda:1"))
-    job.resume()
+        job.suspension.resume(DeviceName.parse("cuda:1"))
+    job.suspension.resume()
     dist.all_reduce(weights)
     assert weights.tolist() == [1.0] * 8
 

@@ -162,7 +162,7 @@ def train(controller: str, device: Faulty, directory: Path) -> Script:
     """One boundary of a job whose device is ``device``."""
     settings = Settings(ramdisk_dir=str(directory / "ramdisk"), job="kept", socket="ipc:///nowhere")
     runtime = Runtime(settings, RankIdentity(), BoundaryCounter())
-    runtime.in_use.device = device
+    runtime.suspension.in_use.device = device
     gpuslice.runtime.current._runtime = runtime
     state = Script()
     try:

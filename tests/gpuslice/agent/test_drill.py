@@ -69,7 +69,7 @@ def test_it_asks_for_the_boundaries_of_its_list(
 
 
 def test_a_job_that_continues_is_suspended_at_the_boundaries_that_are_left(job: Runtime) -> None:
-    job.boundary = 10
+    job.boundaries.count = 10
     Drill(job, every=4).start()
     assert job.boundaries.stop_at == 12
     Drill(job, at=frozenset({3, 10, 40})).start()
@@ -89,7 +89,7 @@ def test_it_suspends_and_resumes_on_the_spot(job: Runtime) -> None:
     assert torch.equal(tensor, before)
     totals = job.report.totals(boundaries=6, steps=0)
     assert totals["switches"] == 2
-    assert not job.suspended
+    assert not job.suspension.away
 
 
 def test_it_leaves_a_boundary_inside_backward_to_the_next_one(job: Runtime) -> None:

@@ -37,12 +37,12 @@ def test_it_is_suspended_until_its_turn(
     assert job.boundaries.stop_at == 0, "it looks at every boundary"
     weights = torch.arange(4096.0)
     assert turns.at_boundary(1) == []
-    assert not job.suspended
+    assert not job.suspension.away
     sizes: list[int] = []
 
     def await_turn(control: StepControl) -> None:
         sizes.append(weights.untyped_storage().nbytes())
-        assert job.suspended
+        assert job.suspension.away
 
     monkeypatch.setattr(StepControl, "await_turn", await_turn)
     others.withdraw()

@@ -43,7 +43,7 @@ def test_a_process_that_uses_cuda_makes_a_suspend_refused_by_name(directory: Pat
     settings = Settings(device="null:0", ramdisk_dir=str(directory))
     job = Runtime(settings, RankIdentity(), BoundaryCounter())
     with pytest.raises(SuspendRefusedError, match="none of the job's ranks"):
-        job.suspend(explicit=True)
+        job.suspension.suspend(explicit=True)
     foreign_processes.become_rank()
     foreign_processes.refuse(directory)
     assert list(directory.iterdir()) == []

@@ -36,14 +36,14 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
     def begin(job: str = "") -> None:
         if lives:
-            lives[-1].store.close(keep=True)
+            lives[-1].storage.store.close(keep=True)
         settings = Settings(ramdisk_dir=str(tmp_path / "ramdisk"), ramdisk_limit="64M", job=job)
         lives.append(Runtime(settings, RankIdentity(), BoundaryCounter()))
         monkeypatch.setattr("gpuslice.runtime.job.runtime", lambda: lives[-1])
 
     begin()
     yield begin
-    lives[-1].store.close(keep=False)
+    lives[-1].storage.store.close(keep=False)
 
 
 def weights(model: nn.Module) -> list[object]:
@@ -221,7 +221,7 @@ def test_a_named_job_goes_on_by_itself_and_an_unnamed_one_does_not(start: Start)
     start("digits")
     job = gpuslice.attach(model=saved, best=9.0)
     job.state["best"] = 0.5
-    job._runtime.boundary = 7
+    job._runtime.boundaries.count = 7
     job.suspend()
     job.resume()
     expected = weights(saved)
@@ -237,7 +237,7 @@ def test_a_named_job_goes_on_by_itself_and_an_unnamed_one_does_not(start: Start)
     by_name = gpuslice.attach("digits", model=by_script, best=9.0)
     assert by_name.state == {"best": 0.5}
     assert weights(by_script) == expected
-    assert by_name._runtime.boundaries.went_on_from == by_name._runtime.boundary == 7
+    assert by_name._runtime.boundaries.went_on_from == by_name._runtime.boundaries.count == 7
 
 
 def test_a_snapshot_that_does_not_fit_is_refused(start: Start) -> None:

@@ -86,11 +86,11 @@ class Life:
                 self._step(batch)
                 seen += 1
                 if seen == die_at:
-                    self.runtime.suspend(explicit=True)
-                    self.runtime.resume()
-                    assert self.runtime.switch.snapshot is not None
-                    self.path, self.obstacle = self.runtime.switch.snapshot.path, self.job.obstacle
-                    assert self.runtime.switch.snapshot.restartable == (not self.obstacle)
+                    self.runtime.suspension.suspend(explicit=True)
+                    self.runtime.suspension.resume()
+                    assert self.runtime.suspension.switch.snapshot is not None
+                    self.path, self.obstacle = self.runtime.suspension.switch.snapshot.path, self.job.obstacle
+                    assert self.runtime.suspension.switch.snapshot.restartable == (not self.obstacle)
                     raise KilledError
             self.scheduler.step()
             self._change_the_data()
@@ -129,7 +129,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
     yield begin
     for life in lives:
-        life.runtime.store.close(keep=False)
+        life.runtime.storage.store.close(keep=False)
 
 
 def continued(begin: Begin, *die_at: int, **how: Any) -> tuple[str, str]:

@@ -78,10 +78,10 @@ class Process:
         return ()
 
     def suspend(self, *, explicit: bool) -> None:
-        self.runtime.suspend(explicit=explicit)
-        self.runtime.resume()
-        assert self.runtime.switch.snapshot is not None
-        self.path = self.runtime.switch.snapshot.path
+        self.runtime.suspension.suspend(explicit=explicit)
+        self.runtime.suspension.resume()
+        assert self.runtime.suspension.switch.snapshot is not None
+        self.path = self.runtime.suspension.switch.snapshot.path
 
     def run(self, *die_at: int) -> None:
         self.die_at = set(die_at)
@@ -124,7 +124,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
     yield begin
     for process in started:
-        process.runtime.store.close(keep=False)
+        process.runtime.storage.store.close(keep=False)
         if isinstance(process.loader, DataLoader):
             # Persistent workers must end here: when a collection finds them, torch waits for each in vain.
             process.loader._iterator = None

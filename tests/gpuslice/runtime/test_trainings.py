@@ -93,8 +93,8 @@ class Host:
         except KilledError:
             result = None
             process.checkpoints.settle()
-            if process.has_store:
-                process.store.abandon()
+            if process.storage.is_open:
+                process.storage.store.abandon()
         except BaseException:
             self._monkeypatch.setattr("gpuslice.runtime.trainings.ended_well", lambda: False)
             trainings.close(process)
@@ -427,13 +427,13 @@ def test_detach(host: Host, expected: list[str]) -> None:
         for _ in job.batches("ab"):
             job.checkpoint()
         host.process.checkpoints.settle()
-        assert host.process.store.boundaries
+        assert host.process.storage.store.boundaries
         job.suspend()
         job.detach()
         job.detach()
         assert model.weight.isfinite().all()
         assert host.process.attached is None
-        assert not host.process.store.boundaries, "nobody goes on from a training that was given up"
+        assert not host.process.storage.store.boundaries, "nobody goes on from a training that was given up"
         with pytest.raises(UsageError, match=r"job\.detach\(\) was called"):
             next(job.epochs(1))
         return train(step, 1)
@@ -459,8 +459,8 @@ def test_a_script_that_attaches_nothing_leaves_the_snapshot_alone(host: Host, ex
 
     def parks(step: Callable[[], None]) -> None:
         model = nn.Linear(2, 2)
-        host.process.suspend(explicit=False)
-        host.process.resume()
+        host.process.suspension.suspend(explicit=False)
+        host.process.suspension.resume()
         del model
 
     host.live(parks, name="other.py")
@@ -560,8 +560,8 @@ def test_a_script_that_attaches_nothing_says_at_its_second_start_that_it_begins_
 
     def fails(step: Callable[[], None]) -> None:
         plain(step)
-        host.process.suspend(explicit=False)
-        host.process.resume()
+        host.process.suspension.suspend(explicit=False)
+        host.process.suspension.resume()
         raise ValueError
 
     line = f"gpuslice: job {JOB} begins anew: its run of "
@@ -575,7 +575,7 @@ def test_a_script_that_attaches_nothing_says_at_its_second_start_that_it_begins_
     assert len(host.err.splitlines()) == 1
     assert host.stores == [], "it has ended well"
     host.live(plain, kill_at=1)
-    assert [info.alive for info in host.process.ramdisk.collect()] == [False]
+    assert [info.alive for info in host.process.storage.ramdisk.collect()] == [False]
     assert host.stores == []
     host.live(attaches, kill_at=4)
     assert host.err == ""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode, _pop_mode
 
-from gpuslice.runtime.gpu_names import GpuNames
+from gpuslice.agent.gpu_names import GpuNames
 from gpuslice.types import DeviceName
 
 FIRST, NOW = DeviceName("cuda", 0), DeviceName("cuda", 2)
@@ -52,7 +52,7 @@ def test_other_devices_and_numbers_mean_what_they_say(names: GpuNames) -> None:
 
 def test_to_and_cuda_take_a_number(names: GpuNames, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
-    monkeypatch.setattr("gpuslice.runtime.gpu_names._BY_NUMBER", (seen.append,))
+    monkeypatch.setattr("gpuslice.agent.gpu_names._BY_NUMBER", (seen.append,))
     names.__torch_function__(seen.append, (), (0,))
     names.__torch_function__(seen.append, (), (1,))
     assert seen == [THERE, 1]
