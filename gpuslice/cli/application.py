@@ -120,6 +120,16 @@ class _Rest(TyperCommand):
         ctx.params[name] = words
         return left
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options of each group under its name."""
+        groups: dict[str, list[Any]] = {}
+        for param in self.get_params(ctx):
+            if param.param_type_name == "option" and (record := param.get_help_record(ctx)):
+                groups.setdefault(getattr(param, "rich_help_panel", None) or "Options", []).append(record)
+        for name, records in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
 
 def _unknown(option: str, close: Sequence[str]) -> str:
     """Return what to say of an option that does not exist. ``close`` are similar ones, the best first."""

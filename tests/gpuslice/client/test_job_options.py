@@ -146,6 +146,14 @@ def test_every_field_can_be_set_in_every_way_but_two_that_only_programs_set() ->
     assert names <= set(_BY_NAME)
 
 
+def test_the_help_has_the_options_by_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert application.run({"submit": "gpuslice.cli.submit"}, ["submit", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for one in job_options().values():
+        group = shown.partition(f"\n{one.option.group}:\n")[2].partition("\n\n")[0]
+        assert f"\n  {one.flag} " in f"\n{group}", one.flag
+
+
 class WithOneMore(JobRequest, frozen=True, kw_only=True):
     """A request with a new option: the line that a new option is."""
 
