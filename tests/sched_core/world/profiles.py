@@ -80,13 +80,13 @@ PROFILES = (
         exit_s=1.0,
     ),
     Profile("connections", cuts=8, refuses=0.25, restarts=(0, 2, 4), resume_s=1.0),
-    # A job that is started anew while its node is lost would wait for its state for ever, and a policy that
-    # never rests would have jobs leave for another node before they are back from the last one.
+    # A job that is started anew while its node is lost, or is held on its way, would wait for its state for
+    # ever; a policy that never rests would have jobs leave for another node before they are back.
     Profile(
         "apart",
         nodes=(_TWO, _THREE),
         policies=("rr", "las", "2das"),
-        wishes=("hold", "release"),
+        wishes=("weigh",),
         outages=(0,),
         sends=False,
     ),

@@ -117,6 +117,8 @@ class Safety:
     def passed(self, process: RankProcess) -> None:
         """A rank has passed a boundary; it is not told to stop again and again where it cannot."""
         self._steps[process.job] += 1
+        if not process.connected:
+            process.told_at = None  # whatever it answered, nobody may have heard
         if process.told_at is not None and process.boundaries.count > process.told_at + _STOPS_WITHIN:
             raise self._violated("told to stop it goes on and on", process.name, process.told_at)
 
