@@ -150,9 +150,11 @@ def is_looked_into(kind: type) -> bool:
 def is_scripts_own(kind: type) -> bool:
     """Return True if a class is of the script or a module of its own, and not of an installed package."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    if kind.__module__ == "builtins" or isinstance(kind, enum.EnumMeta) or package(kind) == "gpuslice":
+    if isinstance(kind, enum.EnumMeta) or package(kind) == "gpuslice":
         return False
-    return file is None or not file.startswith((*_LIBRARIES, "<frozen"))
+    if file is None:  # a module that is part of the interpreter has none; nor has a notebook
+        return kind.__module__ == "__main__"
+    return not file.startswith((*_LIBRARIES, "<frozen"))
 
 
 def is_data(owner: object, name: str, value: object) -> bool:

@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from gpuslice.checkpoint.attributes import kinds
 from gpuslice.checkpoint.attributes.changes import Changes
 from gpuslice.checkpoint.attributes.job_attributes import ATTRIBUTES
 from gpuslice.checkpoint.attributes.known import KnownAttributes
@@ -348,3 +349,8 @@ def test_large_data_is_not_read_at_each_snapshot(monkeypatch: pytest.MonkeyPatch
     assert known.changes({"holder": holder}).paths == []
     holder.data.tensors[0][5] = 1
     assert known.changes({"holder": holder}).paths == ["holder.data.tensors[0]"]
+
+
+def test_which_classes_are_the_scripts_own() -> None:
+    found = [kinds.is_scripts_own(kind) for kind in (Holder, threading.local, deque, torch.optim.SGD)]
+    assert found == [True, False, False, False]
