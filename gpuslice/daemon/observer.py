@@ -66,7 +66,7 @@ class EventObserver:
             "devices": [str(self._core.devices[device]) for device in present.devices],
             "epoch": present.epoch,
             "steps": job.steps,
-            "reason": job.reason if present.state.ended else "",
+            "reason": job.verdict.reason if present.state.ended else "",
             **phase.details,
         }
         message = f"job {phase.job}: {phase.state.value} -> {present.state.value}"

@@ -186,7 +186,7 @@ class Core:
 
     def resume_rank(self, job: Gang, rank: int) -> None:
         """Tell a parked rank to come (back) to its device."""
-        job.ranks[rank].phase = RankPhase.COMING
+        job.ranks[rank].come()
         device = str(self.devices[job.lease[rank]].on(""))
         width, world = (job.width, job.world) if job.spec.joined else (0, 0)
         self.tell(job, rank, Resume(epoch=job.epoch, device=device, width=width, world=world))
@@ -211,7 +211,7 @@ class Core:
             job.move(Trigger.ALL_ON, now)
             job.refusals.resume.succeeded()
             if job.placed and not job.lent:
-                job.since_s = job.counts_from(now)
+                job.progress_from(job.counts_from(now))
                 self.planning.begun(job)
             job.first_start_s = now if job.first_start_s is None else job.first_start_s
             if (notice := self.switch_costs.ended(job)) is not None:
@@ -235,7 +235,7 @@ class Core:
         """Give ``job`` a lease on ``devices``, which it can enter."""
         job.move(Trigger.GRANT, now)
         self.prestart.leave(job)
-        job.epoch += 1
+        job.begin_epoch()
         self._occupy(job, devices)
         job.change_rate(self.planning.throughput.rate(job, len(devices)), now)
         job.book(now)
@@ -246,9 +246,7 @@ class Core:
         """Processes of ``job`` may be on ``devices`` from now on."""
         if job.width and job.width != len(devices):
             self.order(Notice("resized", job.id, {"from": job.width, "to": len(devices)}))
-        if job.width != len(devices):
-            job.width, job.world = len(devices), job.epoch
-        job.lease = devices
+        job.occupy(devices)
         for device in devices:
             self.occupants[device][job.id] = job
 
@@ -256,23 +254,24 @@ class Core:
         """Nothing of ``job`` is on its devices any more."""
         for device in job.lease:
             del self.occupants[device][job.id]
-        job.lease = ()
+        job.vacate()
 
     def begin(self, job: Gang, now: float) -> None:
         """``job`` trains: its set-up is over, what follows counts as attained service."""
         job.end_setup(now)
-        job.late, job.missed, job.state_nodes = False, 0, job.nodes
+        job.lateness.trained()
+        job.state_nodes = job.nodes
         self.relocations.confine(job)
         self.order(Notice("began", job.id, {"setup_s": job.setup_s}))
         self.relocations.arrived(job, now)
         if job.placed and job.since_s < inf:
-            job.since_s = now
+            job.progress_from(now)
             self.planning.begun(job)
 
     def finish(self, job: Gang, now: float) -> None:
         """Stop ``job``, which has made all its steps, at its next boundary; there it ends well."""
         if not job.finishing:
-            job.finishing = True
+            job.finish()
             job.history.append((now, "all its steps are made"))
             self.planning.withhold(job, now)
             self.reconcile_later(job)
@@ -295,7 +294,7 @@ class Core:
             If it has ended before.
         """
         job.move(trigger, now)
-        job.reason, job.ended_s, job.blame, job.failure = reason, now, blame, ""
+        job.verdict.conclude(reason, now, blame)
         self.deadlines.judge(job, now)
         self.reconciliation.forget(job)
         self.planning.moves.forget(job)
@@ -325,10 +324,10 @@ class Core:
 
     def _exited(self, event: Exited, now: float) -> None:
         job = self._known(event.job, event)
-        if job.exit_code is not None or not job.launched:
+        if job.command.exit_code is not None or not job.command.launched:
             raise job.illegal(f"second exit with code {event.code}")
-        job.exit_code, job.said = event.code, event.said
-        if job.state.ended or job.relocating:
+        job.command.end(event.code, event.said)
+        if job.state.ended or job.relocation.ending:
             self.close_if_gone(job, now)
         elif job.state is JobState.RELAUNCHING:
             restarts.relaunch_if_gone(self, job, now)

@@ -49,10 +49,10 @@ def _check_job(core: CoreContract, job: Gang) -> None:
     either = job.state.ended or job.state is JobState.RELAUNCHING
     if not either and bool(job.lease) != (job.state in HOLDING):
         raise InvariantError(f"job {job.id} is {job.state.value} and holds {held}")
-    if job.processes_gone and (held or (job.launched and not job.state.ended)):
+    if job.processes_gone and (held or (job.command.launched and not job.state.ended)):
         raise InvariantError(f"job {job.id} has no process left, is {job.state.value} and holds {held}")
     phases = {rank.phase for rank in job.training()}
-    gathers = job.idle_since_s is not None  # the next processes, of which some may be there
+    gathers = job.processes.idle_since_s is not None  # the next processes, of which some may be there
     allowed = {RankPhase.PARKED} if gathers else _WHOLE.get(job.state, set(RankPhase))
     if not phases <= allowed:
         names = sorted(phase.value for phase in phases)

@@ -88,7 +88,7 @@ class Moves:
 
     def granted(self, job: Gang, *, moved: bool, asked: bool = False) -> None:
         """``job`` has been given devices, others than it had (``moved``), as its owner wants (``asked``)."""
-        if job.launched and (job.lent or self._core.relocations.misplaced(job)):
+        if job.command.launched and (job.lent or self._core.relocations.misplaced(job)):
             self._granted[job.id] = _Grant(job, moved, asked)
 
     def settle_on_nodes(self, now: float) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
-import msgspec
-
 from gpuslice.errors import where_raised
 from gpuslice.sched_core.back_off import BackOff
 from gpuslice.sched_core.cluster import Cluster
@@ -162,7 +160,7 @@ class Planning:
         """``job`` has left its devices. Unless it is to have others, it waits from now on."""
         if job.running:
             return
-        job.since_s = now
+        job.progress_from(now)
         if job.id in self._eligible:
             self.waits.begin(job, now)
             self.settled(job)
@@ -195,7 +193,7 @@ class Planning:
         if job.running:
             self.ledger.release(job)
         for follower in self.quotas.leave(job):
-            if not follower.launched:
+            if not follower.command.launched:
                 self._core.reconcile_later(follower)  # it may be started now
             elif follower.ready and follower.tried and not follower.held:
                 self._show(follower, now)  # else it is shown once it is announced
@@ -248,7 +246,7 @@ class Planning:
 
     def reweigh(self, job: Gang, weight: float) -> None:
         """Give ``job`` another weight."""
-        job.spec = msgspec.structs.replace(job.spec, weight=weight)
+        job.reweigh(weight)
         self._core.prestart.reweigh(job)
         self.start_again()
         self.due = True
@@ -281,7 +279,7 @@ class Planning:
     def _take_back(self, now: float) -> None:
         """Enter that withheld jobs hold nothing. Not before a plan: it had to see who held devices."""
         for job in self._withheld:
-            job.running, job.since_s = False, now
+            job.unassign(now)
         self._withheld.clear()
 
     def _plan(self, now: float) -> Plan | None:
@@ -372,7 +370,7 @@ class Planning:
     def unassign(self, job: Gang, now: float) -> None:
         """Take its devices from ``job``, which waits for others from now on."""
         self.ledger.release(job)
-        job.running, job.since_s = False, now
+        job.unassign(now)
         self._wait(job, now)
         self._core.reconcile_later(job)
 
@@ -381,9 +379,9 @@ class Planning:
         devices = self._core.relocations.in_order(devices)
         self.ledger.grant(job, devices, shared=shared, plan=Plan())
         self.waits.end(job, now)
-        job.running, job.placement = True, tuple(devices)
+        job.assign(tuple(devices))
         # It makes progress once all its ranks are on the device (Core.settle), unless they still are, and
         # it trains (Core.begin).
         stays = job.state is JobState.RUNNING and job.lease == job.placement
-        job.since_s = job.counts_from(now) if stays else inf
+        job.progress_from(job.counts_from(now) if stays else inf)
         self._core.reconcile_later(job)

@@ -80,12 +80,12 @@ class Prestart:
             self._view.compute = _not_now
             self._next.clear()
             for twin in self._twins.values():
-                twin.running, twin.since_s = False, twin.spec.submit_s
+                twin.unassign(twin.spec.submit_s)
         self.limit = limit
 
     def offer(self, job: Gang, now: float) -> None:
         """``job`` may be started when its turn comes, unless it has been or its owner holds it."""
-        if job.launched or job.held or job.state.ended or job.id in self._line:
+        if job.command.launched or job.held or job.state.ended or job.id in self._line:
             return
         planning = self._core.planning
         if self.limit is None:
@@ -120,7 +120,7 @@ class Prestart:
     def reweigh(self, job: Gang) -> None:
         """``job`` has another weight."""
         if (twin := self._twins.get(job.id)) is not None:
-            twin.spec = job.spec
+            twin.reweigh(job.spec.weight)
             self._view.changes = Changes(reset=True)
 
     def update(self, now: float) -> None:
@@ -195,11 +195,12 @@ class Prestart:
             if twin is None or job is None:
                 continue
             if isinstance(decision, Suspend):
-                twin.running, twin.since_s = False, now
+                twin.unassign(now)
                 self._next.pop(job.id, None)
             elif isinstance(decision, Start | Migrate):
                 # It never makes progress here, so it is never to be suspended for what it had.
-                twin.running, twin.placement, twin.since_s = True, tuple(decision.devices), inf
+                twin.assign(tuple(decision.devices))
+                twin.progress_from(inf)
                 self._next[job.id] = job
             elif isinstance(decision, Stop):
                 self._forget(job)

@@ -41,11 +41,10 @@ class RankProcesses:
 
     def enter(self, job: Gang, rank: Rank, hello: Hello, now: float) -> None:
         """Give ``rank``, whose place is free, to the process that said ``hello``."""
-        rank.phase, rank.pid, rank.boundary = RankPhase.PARKED, hello.pid, hello.boundary
-        if job.first_hello_s is None:
-            job.first_hello_s = now
+        rank.enter(hello.pid, hello.boundary)
+        job.processes.greeted(now)
         if job.ready:
-            job.idle_since_s = None
+            job.processes.complete()
             job.begin_setup(now)
             if job.lease:
                 self._follow(job, now)
@@ -65,7 +64,7 @@ class RankProcesses:
         fresh = hello.parked and not hello.epoch
         if not fresh or hello.pid == rank.pid:
             raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}), process {hello.pid}")
-        job.line = (*_without(job.line, rank.number, hello.pid), hello)
+        job.processes.queue((*_without(job.processes.line, rank.number, hello.pid), hello))
         self._core.order(Tell(job.id, rank.number, Queued(behind=rank.pid), pid=hello.pid))
 
     def let_beside(self, job: Gang) -> None:
@@ -73,14 +72,14 @@ class RankProcesses:
         (first, *others) = job.ranks
         if others or job.state is not JobState.RUNNING or first.phase is not RankPhase.ON:
             return
-        children = tuple(hello for hello in job.line if hello.replaces)
-        job.line = tuple(hello for hello in job.line if not hello.replaces)
+        children = tuple(hello for hello in job.processes.line if hello.replaces)
+        job.processes.queue(tuple(hello for hello in job.processes.line if not hello.replaces))
         for hello in children:
             self.stay_beside(job, first, hello)
 
     def stay_beside(self, job: Gang, rank: Rank, hello: Hello) -> None:
         """Let a child train beside ``rank``, under the lease that the job has."""
-        job.beside = (*_without(job.beside, hello.rank, hello.pid), hello)
+        job.processes.stay_beside((*_without(job.processes.beside, hello.rank, hello.pid), hello))
         self._core.order(Tell(job.id, rank.number, Beside(behind=rank.pid), pid=hello.pid))
         self._core.order(Notice("beside", job.id, {"process": hello.pid, "rank": rank.pid}))
 
@@ -105,9 +104,9 @@ class RankProcesses:
         which it does unless it has something on its device.
         """
         (rank,) = job.ranks
-        if job.line:
-            first, *others = job.line
-            job.line = tuple(others)
+        if job.processes.line:
+            first, *others = job.processes.line
+            job.processes.queue(tuple(others))
             self.replace(job, rank, first, now)
         else:
             self._core.tell(job, rank.number, Withdraw(epoch=job.epoch))
@@ -123,7 +122,7 @@ class RankProcesses:
         if not places.idles(job) or rank.phase is not RankPhase.ON:
             raise job.illegal(f"Withdrawn of rank {rank.number}, which is {rank.phase.value}")
         self._free_places(job, now)
-        if job.lease and job.idle_since_s is not None:
+        if job.lease and job.processes.idle_since_s is not None:
             self.give_up_devices(job, now)
 
     def gone(self, job: Gang, event: RankGone, now: float) -> None:
@@ -145,8 +144,8 @@ class RankProcesses:
         if rank.phase in (RankPhase.ABSENT, RankPhase.GONE):
             raise job.illegal(f"end of rank {event.rank}, which is {rank.phase.value}")
         left_by_itself = rank.phase is RankPhase.LEAVING
-        rank.phase = RankPhase.GONE
-        if job.state.ended or job.relocating:
+        rank.end()
+        if job.state.ended or job.relocation.ending:
             self._core.close_if_gone(job, now)
         elif job.state is JobState.RELAUNCHING:
             restarts.relaunch_if_gone(self._core, job, now)
@@ -159,9 +158,10 @@ class RankProcesses:
                 self._free_places(job, now)
 
     def _leave_line(self, job: Gang, event: RankGone) -> None:
-        job.line = _without(job.line, event.rank, event.pid)
-        beside, job.beside = job.beside, _without(job.beside, event.rank, event.pid)
-        if beside and not job.beside:
+        beside = job.processes.beside
+        job.processes.queue(_without(job.processes.line, event.rank, event.pid))
+        job.processes.stay_beside(_without(beside, event.rank, event.pid))
+        if beside and not job.processes.beside:
             job.refusals.suspend.succeeded()
             self._core.reconcile_later(job)
 
@@ -179,14 +179,16 @@ class RankProcesses:
             self._leave(job, now)
         if job.state.ended:
             return
-        line, job.line, job.beside = (*first, *job.beside, *job.line), (), ()
+        line = (*first, *job.processes.beside, *job.processes.line)
+        job.processes.queue(())
+        job.processes.stay_beside(())
         for hello in line:
             rank = job.ranks[hello.rank]
             if rank.phase is RankPhase.ABSENT:
                 self.enter(job, rank, hello, now)
             else:
                 self.queue(job, rank, hello)
-        if job.idle_since_s is not None and not job.lease:
+        if job.processes.idle_since_s is not None and not job.lease:
             self._withhold(job, now)
 
     def _leave(self, job: Gang, now: float) -> None:
@@ -195,7 +197,7 @@ class RankProcesses:
         job.move(Trigger.EMPTY, now)
         self._core.vacate(job)
         self._core.planning.parked(job, now)
-        job.width = job.world = 0  # whoever comes has no state, and may be anywhere
+        job.forget_width()  # whoever comes has no state, and may be anywhere
         self._core.order(Notice("idle", job.id, {"steps": job.steps}))
         if job.reached_max_steps:
             self._core.end(job, Trigger.SUCCEED, f"it has made its {job.spec.max_steps} steps", now)
@@ -212,7 +214,7 @@ class RankProcesses:
         """
         job.stand_still()
         job.move(Trigger.FOLLOW, now)
-        job.epoch += 1
+        job.begin_epoch()
         job.refusals.resume.succeeded()
         for rank in job.present(RankPhase.PARKED):
             self._core.resume_rank(job, rank.number)

@@ -75,14 +75,13 @@ class RankReports:
             return
         match message:
             case Progress():
-                rank.loss = message.loss
+                rank.report(message)
                 self._advance(job, rank, now, message.boundary, message.step)
-                rank.stuck, rank.unleased = message.stuck, message.unleased
                 job.peak_bytes = max(job.peak_bytes, message.peak_bytes)
                 self._note_where_it_began(job, rank, message.went_on_from)
                 self._time(job, now)
                 self._core.trials.check_progress(job, now)
-                if job.line:
+                if job.processes.line:
                     self._core.processes.let_beside(job)
                 if job.reached_max_steps:
                     self._core.finish(job, now)
@@ -101,7 +100,7 @@ class RankReports:
                 self._core.processes.withdrawn(job, rank, now)
             case Bye():
                 self._advance(job, rank, now, message.boundary, message.step)
-                rank.phase = RankPhase.LEAVING
+                rank.leave()
                 self.dismiss_waiting(job)
                 self._core.settle(job, now)
 
@@ -110,21 +109,21 @@ class RankReports:
         if not all(rank.phase in (RankPhase.LEAVING, RankPhase.GONE) for rank in job.members):
             return
         for rank in job.waiting_ranks():
-            rank.phase = RankPhase.LEAVING
+            rank.leave()
             self._core.tell(job, rank.number, Dismiss(epoch=job.epoch))
 
     def _note_where_it_began(self, job: Gang, rank: Rank, boundary: int) -> None:
         """Tell of the snapshot that a job goes on from, once all of its ranks that have one have said so."""
         if boundary == rank.went_on_from:
             return
-        rank.went_on_from = boundary
+        rank.went_on(boundary)
         if boundary and {one.went_on_from for one in job.members[: job.keepers]} == {boundary}:
             details = {"attempt": job.attempt + 1, "boundary": boundary}
             self._core.order(Notice("went_on", job.id, details))
 
     def aim(self, job: Gang, stop_at: int) -> None:
         """Make the gang stop at ``stop_at``; ranks that have parked before it go on."""
-        job.stop_at = stop_at
+        job.asked.aim(stop_at)
         for rank in job.training():
             if rank.phase is RankPhase.PARKED:
                 if rank.boundary >= stop_at:
@@ -133,7 +132,7 @@ class RankReports:
             self._tell_to_stop(job, rank)
 
     def _tell_to_stop(self, job: Gang, rank: Rank) -> None:
-        self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=job.stop_at))
+        self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=job.asked.stop_at))
 
     def call_off(self, job: Gang, now: float) -> None:
         """Let the gang, which was told to stop, go on; ranks that have parked come back."""
@@ -173,11 +172,11 @@ class RankReports:
                 self._core.tell(job, rank.number, Dismiss(epoch=job.epoch))
             return  # its Bye is known
         again = rank.phase in (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
-        if not job.launched or message.world_size != len(job.ranks):
+        if not job.command.launched or message.world_size != len(job.ranks):
             raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}) of {message.world_size}")
         if again and message.pid == rank.pid:
             self._hello_again(job, rank, message, now)
-        elif any(hello.pid == message.pid for hello in job.beside):
+        elif any(hello.pid == message.pid for hello in job.processes.beside):
             self._core.processes.stay_beside(job, rank, message)
         elif message.replaces and message.replaces == rank.pid and not (again and rank.step):
             if not again or len(job.ranks) > 1:
@@ -203,13 +202,13 @@ class RankReports:
         stopping = job.state is JobState.SUSPENDING or _called_off(job)
         if rank.phase is RankPhase.COMING:
             if not message.parked or (present and stopping and message.boundary > rank.boundary):
-                _came_back(rank)  # its Resumed was lost
+                rank.arrive()  # its Resumed was lost
             else:
                 self._core.resume_rank(job, rank.number)
         elif rank.phase is RankPhase.PARKED and not message.parked:
             if not _told_to_come(job):
                 raise job.illegal(f"Hello of rank {rank.number}, which runs though it is parked")
-            _came_back(rank)
+            rank.arrive()
         self._advance(job, rank, now, message.boundary)
         if stopping and rank.phase is not RankPhase.PARKED:
             self._tell_to_stop(job, rank)
@@ -224,9 +223,8 @@ class RankReports:
             timeouts.plan_with_present(self._core, job, now)
 
     def _advance(self, job: Gang, rank: Rank, now: float, boundary: int, step: int = 0) -> None:
-        rank.boundary = max(rank.boundary, boundary)
-        rank.step = max(rank.step, step)
-        if not job.trains and (boundary or step):
+        rank.advance(boundary, step)
+        if not job.processes.trains and (boundary or step):
             self._core.begin(job, now)
         self._core.planning.advanced(job)
 
@@ -234,7 +232,7 @@ class RankReports:
         again = rank.phase is RankPhase.PARKED and _told_to_come(job)
         if rank.phase is not RankPhase.COMING and not again:
             raise job.illegal(f"Resumed of rank {rank.number}, which is {rank.phase.value}")
-        _came_back(rank)
+        rank.arrive()
         self._core.switch_costs.resumed(job, rank.number, message)
         self._advance(job, rank, now, message.boundary)
         self._core.settle(job, now)
@@ -245,8 +243,7 @@ class RankReports:
         called_off = _called_off(job)
         if rank.phase is not RankPhase.ON or not (job.state is JobState.SUSPENDING or called_off):
             raise job.illegal(f"Suspended of rank {rank.number}, which is {rank.phase.value}")
-        rank.phase, rank.stuck, rank.bound = RankPhase.PARKED, "", message.bound
-        rank.portable, rank.portable_later = message.restartable, message.restartable_later
+        rank.park(message)
         if message.bound:
             self._core.planning.bound_jobs.add(job)
         job.home = job.lease or job.home
@@ -259,10 +256,10 @@ class RankReports:
                 job.stand_still()
                 self._core.reconcile_later(job)
             self._core.resume_rank(job, rank.number)
-        elif len(job.ranks) > 1 and message.boundary != job.stop_at:
-            self.aim(job, max(job.stop_at, message.boundary))
+        elif len(job.ranks) > 1 and message.boundary != job.asked.stop_at:
+            self.aim(job, max(job.asked.stop_at, message.boundary))
         elif len(job.ranks) == 1:
-            job.stop_at = message.boundary
+            job.asked.aim(message.boundary)
         self._core.settle(job, now)
 
     def _overshot(self, job: Gang, rank: Rank, message: Overshot, now: float) -> None:
@@ -271,10 +268,10 @@ class RankReports:
         if rank.phase is not RankPhase.ON:
             raise job.illegal(f"Overshot of rank {rank.number}, which is {rank.phase.value}")
         self._advance(job, rank, now, message.boundary)
-        if job.state is JobState.SUSPENDING and message.boundary >= job.stop_at:
+        if job.state is JobState.SUSPENDING and message.boundary >= job.asked.stop_at:
             # Odd distances, or a rank that cannot park at odd boundaries might be told of no other.
-            self.aim(job, message.boundary + 2 ** (min(job.overshoots, _MOST_DOUBLINGS) + 1) - 1)
-            job.overshoots += 1
+            self.aim(job, message.boundary + 2 ** (min(job.asked.overshoots, _MOST_DOUBLINGS) + 1) - 1)
+            job.asked.overshot()
 
     def _refused(self, job: Gang, rank: Rank, message: Refused, now: float) -> None:
         if not message.running and rank.phase is RankPhase.PARKED:
@@ -285,7 +282,8 @@ class RankReports:
         self._advance(job, rank, now, message.boundary)
         job.history.append((now, f"rank {rank.number} refused: {message.error}"))
         if not message.running:
-            rank.phase, job.refusals.resume_error = RankPhase.PARKED, message.error
+            rank.stay()
+            job.refusals.resume_error = message.error
             if not job.refusals.resume.pauses(now):  # else another rank has refused the same try
                 job.refusals.resume.failed(now)
             if not message.retryable or job.refusals.resume.failures >= MAX_RESUME_REFUSALS:
@@ -314,12 +312,6 @@ def _told_to_come(job: Gang) -> bool:
     return job.state in (JobState.STARTING, JobState.RESUMING)
 
 
-def _came_back(rank: Rank) -> None:
-    """``rank`` is on its device; what was said of its parked state does not count any more."""
-    rank.phase, rank.bound = RankPhase.ON, ""
-    rank.portable = rank.portable_later = False
-
-
 def _called_off(job: Gang) -> bool:
     """Whether ranks may yet park for a suspend that was called off."""
-    return job.stop_at == NEVER and job.state in (JobState.RUNNING, JobState.RESUMING)
+    return job.asked.stop_at == NEVER and job.state in (JobState.RUNNING, JobState.RESUMING)

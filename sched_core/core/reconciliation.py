@@ -97,7 +97,7 @@ class Reconciliation:
             case Step.STOP:
                 job.move(Trigger.REVOKE, now)
                 core.switch_costs.begun(job)
-                job.overshoots = 0
+                job.asked.begin()
                 # The first boundary is before the first mini-batch, which a job's first slice is for.
                 core.reports.aim(job, max(1, *(rank.boundary for rank in job.ranks)) + 1)
             case Step.KEEP:
@@ -109,7 +109,7 @@ class Reconciliation:
             case Step.ENTER:
                 core.grant(job, job.wanted, now)
             case Step.STOP_LATER:
-                core.reports.aim(job, job.stop_at)
+                core.reports.aim(job, job.asked.stop_at)
             case Step.COME_AGAIN:
                 for rank in job.present(RankPhase.PARKED):
                     core.resume_rank(job, rank.number)

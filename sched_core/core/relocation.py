@@ -126,11 +126,9 @@ class Relocations:
 
     def begin(self, job: Gang, now: float) -> None:
         """End the processes of ``job``, which is parked, so that others can be started at its devices."""
-        if job.relocating or not self.can_leave(job):
+        if job.relocation.ending or not self.can_leave(job):
             return
-        job.relocating = True
-        if job.left_s is None and job.state_nodes:  # what has not trained loses no time
-            job.left_s = now
+        job.relocation.leave_node(now, loses_time=bool(job.state_nodes))
         there = ", ".join(self.named(tuple(sorted(set(self.of(job.wanted))))))
         job.history.append((now, f"to be started on {there or 'this node'}"))
         self._core.order(Kill(job.id, "it goes to another node", at_once=True))
@@ -196,16 +194,18 @@ class Relocations:
     def arrived(self, job: Gang, now: float) -> None:
         """``job`` trains: if other processes had to be started, say how long it stood still and why."""
         self._sent.discard(job.id)
-        if job.left_s is None or job.gone_s is None or job.first_hello_s is None:
+        left_s, gone_s = job.relocation.left_s, job.relocation.gone_s
+        first_hello_s = job.processes.first_hello_s
+        if left_s is None or gone_s is None or first_hello_s is None:
             return
-        blackout_s = now - job.left_s
+        blackout_s = now - left_s
         details = {
             "blackout_s": blackout_s,
-            "ending_s": job.gone_s - job.left_s,
-            "bringing_s": job.first_hello_s - job.gone_s,
-            "setup_s": now - job.first_hello_s,
+            "ending_s": gone_s - left_s,
+            "bringing_s": first_hello_s - gone_s,
+            "setup_s": now - first_hello_s,
         }
-        job.left_s = job.gone_s = None
+        job.relocation.arrived()
         if not job.spec.relaunch:
             self._core.switch_costs.relocated(blackout_s)
         self._core.order(Notice("arrived", job.id, details))
@@ -280,7 +280,7 @@ class Relocations:
         if other.id in self._sent and self.misplaced(other):
             return False  # its owner wants it here
         lone = not more and len(other.ranks) == 1 == len(job.ranks) and not other.lease
-        return lone and (not other.launched or other.nodes == self.of(job.placement))
+        return lone and (not other.command.launched or other.nodes == self.of(job.placement))
 
     def in_order(self, devices: Sequence[int]) -> Sequence[int]:
         """``devices`` so that the ranks of each node follow each other, as launchers number them.
@@ -326,8 +326,8 @@ class Relocations:
 
 def _on_its_way(job: Gang) -> bool:
     """Whether processes of ``job`` are to be started on another node, and none has greeted yet."""
-    under_way = job.gone_s is not None and job.first_hello_s is None
-    return under_way and not job.relocating and not job.state.ended
+    under_way = job.relocation.gone_s is not None and job.processes.first_hello_s is None
+    return under_way and not job.relocation.ending and not job.state.ended
 
 
 def _nodes(job: Gang, count: int) -> tuple[int, ...]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from math import inf
 
-import msgspec
-
 from gpuslice.errors import OVER_MEMORY_LIMIT
 from gpuslice.sched_core.jobs.failures import Failure, Kind, classify, verdict
 from gpuslice.sched_core.jobs.gang import Gang
@@ -28,7 +26,7 @@ _MOST_DOUBLINGS = 10
 def close(core: CoreContract, job: Gang, now: float) -> None:
     """Judge ``job``, which failed and is gone, and queue it again if that may help."""
     failure = _judge(job)
-    job.failure, job.reason = failure.kind.value, failure.reason
+    job.verdict.judge(failure)
     wait_s: float | None = None
     over_limit = OVER_MEMORY_LIMIT in failure.reason
     if over_limit:  # with the same limit it would fail the same way
@@ -38,30 +36,21 @@ def close(core: CoreContract, job: Gang, now: float) -> None:
     if helps and job.may_restart:
         wait_s = min(BACK_OFF_S * 2 ** min(job.failures, _MOST_DOUBLINGS), MAX_BACK_OFF_S)
     details = {
-        "class": job.failure,
-        "reason": job.reason,
-        "exit_code": job.exit_code,
+        "class": job.verdict.failure,
+        "reason": job.verdict.reason,
+        "exit_code": job.command.exit_code,
         "attempt": job.attempt + 1,
         "restart_in_s": wait_s,
     }
     core.order(Notice("failed" if job.tried else "trial_failed", job.id, details))
     if wait_s is not None:
         if over_limit:
-            _grow(job)
+            job.grow()
         job.move(Trigger.RETRY, now)
         job.begin_again(now + wait_s)
         core.planning.quotas.enter(job)
         core.planning.return_later(job)
         core.reconcile_later(job)
-
-
-def _grow(job: Gang) -> None:
-    """Let ``job`` allocate twice as much; that attempt is one more than its owner allowed otherwise."""
-    spec = job.spec
-    limit_bytes = min(2 * spec.device_memory_bytes, spec.most_device_memory_bytes)
-    job.spec = msgspec.structs.replace(
-        spec, device_memory_bytes=limit_bytes, max_restarts=spec.max_restarts + 1
-    )
 
 
 def end_to_relaunch(core: CoreContract, job: Gang, now: float) -> None:
@@ -71,9 +60,7 @@ def end_to_relaunch(core: CoreContract, job: Gang, now: float) -> None:
     whose processes were to be started on another node is now started there for that many.
     """
     job.move(Trigger.RELAUNCH, now)
-    if not job.relocating:
-        job.left_s = now if job.trains else None
-    job.relocating = False
+    job.relocation.relaunch(now, loses_time=job.processes.trains)
     core.switch_costs.forget(job)
     core.order(Notice("relaunched", job.id, {"from": len(job.ranks), "to": len(job.wanted)}))
     core.order(Kill(job.id, "it is started anew for other devices"))
@@ -89,7 +76,7 @@ def relaunch_if_gone(core: CoreContract, job: Gang, now: float) -> None:
     job.move(Trigger.RETRY, now)
     job.begin_elsewhere(now, ranks=len(job.wanted))
     if job.running:
-        job.since_s = inf  # it makes progress once its ranks are on their devices
+        job.progress_from(inf)  # it makes progress once its ranks are on their devices
     if not job.held:
         launch(core, job, now)
     core.reconcile_later(job)
@@ -97,15 +84,15 @@ def relaunch_if_gone(core: CoreContract, job: Gang, now: float) -> None:
 
 def launch(core: CoreContract, job: Gang, now: float) -> None:
     """Start the command of ``job``."""
-    job.launched, job.launched_s, job.exit_code = True, now, None
+    job.command.start(now)
     core.order(core.relocations.launch(job))
 
 
 def _judge(job: Gang) -> Failure:
     """The class of a failure; if the core saw it before the command ended, the exit code is its own doing."""
-    if job.blame is None:
-        return classify(job.exit_code or 0, job.said)
-    found = verdict(job.said)
+    if job.verdict.blame is None:
+        return classify(job.command.exit_code or 0, job.command.said)
+    found = verdict(job.command.said)
     if found is None or found.kind is Kind.INFRASTRUCTURE:
-        return Failure(job.blame, job.reason)
-    return Failure(found.kind, f"{job.reason}: {found.reason}")
+        return Failure(job.verdict.blame, job.verdict.reason)
+    return Failure(found.kind, f"{job.verdict.reason}: {found.reason}")

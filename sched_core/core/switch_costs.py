@@ -110,8 +110,7 @@ class SwitchCosts:
     def begun(self, job: Gang) -> None:
         """``job`` is told to stop, and where it is to go on, if anywhere."""
         estimate = self.predict(job, job.wanted)
-        job.switch_predicted_s = None if estimate is None else estimate.seconds
-        job.switch_error_s = None if estimate is None else estimate.error_s
+        job.switch.begin(*(None, None) if estimate is None else (estimate.seconds, estimate.error_s))
         self._present[job.id] = {}
         self._moved[job.id] = False
 
@@ -143,13 +142,13 @@ class SwitchCosts:
         if not ranks:
             return None
         slowest = max(ranks.values(), key=lambda stages_s: sum(stages_s.values()))
-        job.switch_s = sum(slowest.values())
+        job.switch.end(sum(slowest.values()))
         states = self._states.get(job.id, {})
         details: dict[str, Plain] = {
             **slowest,
-            "predicted_s": job.switch_predicted_s,
-            "predicted_error_s": job.switch_error_s,
-            "actual_s": job.switch_s,
+            "predicted_s": job.switch.predicted_s,
+            "predicted_error_s": job.switch.error_s,
+            "actual_s": job.switch.cost_s,
             "bytes": sum(state.nbytes for state in states.values()),
             "tensors": sum(state.tensors for state in states.values()),
             "route": next((state.route for state in states.values()), ""),

@@ -81,7 +81,7 @@ class MeasuredThroughput:
         if job.lease:
             job.change_rate(self.rate(job, len(job.lease)), now)
             if job.running and job.since_s < now:
-                job.since_s = now  # of what it has had until now nothing is to be reckoned at the new rate
+                job.progress_from(now)  # nothing of what it has had is to be reckoned at the new rate
 
     def rate(self, job: Job, devices: int) -> float:
         """Progress per second of ``job`` on ``devices`` devices, 1 on the fewest that it may have."""

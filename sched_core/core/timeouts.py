@@ -30,9 +30,9 @@ def due_s(job: Gang) -> float:
     """When ``job`` will be late, if it has not done by then what it is about to do; infinite if never."""
     if not job.spec.boundary_timeout_s:
         return inf
-    if job.idle_since_s is not None and job.lease:
-        return job.idle_since_s + job.spec.boundary_timeout_s
-    if job.late:
+    if job.processes.idle_since_s is not None and job.lease:
+        return job.processes.idle_since_s + job.spec.boundary_timeout_s
+    if job.lateness.late:
         return inf
     return _since_s(job) + _limit_s(job)
 
@@ -47,10 +47,10 @@ def _limit_s(job: Gang) -> float:
 def _since_s(job: Gang) -> float:
     """Since when ``job`` is to do what it is about to do; infinite if that is nothing but training."""
     if job.state in IN_TRANSIT:
-        return job.ordered_s
+        return job.lateness.told_s
     if _gathers(job):
-        assert job.first_hello_s is not None
-        return job.first_hello_s
+        assert job.processes.first_hello_s is not None
+        return job.processes.first_hello_s
     is_to_begin = job.state is JobState.RUNNING and job.lease == job.wanted
     if not is_to_begin or job.borrowed or job.setup_since_s is None:
         return inf  # (a trial has a limit of its own)
@@ -60,17 +60,16 @@ def _since_s(job: Gang) -> float:
 def _gathers(job: Gang) -> bool:
     """Whether some ranks of ``job``, which has no devices, are there and others have still to come."""
     waits = job.state in (JobState.QUEUED, JobState.SUSPENDED)
-    return waits and job.first_hello_s is not None and not job.ready
+    return waits and job.processes.first_hello_s is not None and not job.ready
 
 
 def handle_late(core: CoreContract, job: Gang, now: float) -> None:
     """Report ``job``, which is late, and do with it what its owner wanted."""
-    if job.idle_since_s is not None and job.lease:
+    if job.processes.idle_since_s is not None and job.lease:
         core.processes.give_up_devices(job, now)
         return
     limit_s = _limit_s(job)
-    job.late = True
-    job.missed += 1
+    job.lateness.report()
     stopping = job.state is JobState.SUSPENDING
     kill = job.spec.kill_when_late
     if _gathers(job):
@@ -113,7 +112,7 @@ def notice(job: Gang, order: str, now: float, *, kill: bool) -> Notice:
         "order": order,
         "after_s": now - _since_s(job),
         "boundary": max(rank.boundary for rank in job.ranks),
-        "missed": job.missed,
+        "missed": job.lateness.missed,
         "then": "kill" if kill else "leave",
     }
     return Notice("late", job.id, details)

@@ -92,7 +92,7 @@ class Trials:
 
     def _ends_s(self, job: Gang) -> float:
         limit_s = job.spec.boundary_timeout_s
-        return job.ordered_s + limit_s if limit_s and job.state is JobState.RUNNING else inf
+        return job.lateness.told_s + limit_s if limit_s and job.state is JobState.RUNNING else inf
 
     def _pass(self, job: Gang, now: float, notice: Notice) -> None:
         job.tried = True
@@ -131,7 +131,7 @@ class Trials:
         found = {holder.id: holder for device in devices for holder in self._core.holders(device)}
         holders = found.values()
         return (
-            sum(holder.missed > 0 for holder in holders),
+            sum(holder.lateness.missed > 0 for holder in holders),
             sum(holder.guaranteed is True for holder in holders),
             len(holders),
             sum(holder.state in IN_TRANSIT for holder in holders),

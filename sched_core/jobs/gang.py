@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 
+import msgspec
+
 from gpuslice.errors import IllegalTransitionError
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.wire import Hello
 
 from .accounts import AccountedJob, Activity
-from .failures import Kind
+from .facts import Asked, Command, Lateness, Processes, Relocation, Switch, Verdict
 from .program import Program
 from .rank import Rank, RankPhase
 from .refusals import Refusals
@@ -42,61 +43,32 @@ class Gang(AccountedJob):
         Devices its owner wants it moved to, until that has been done; empty when none.
     held
         Whether its owner keeps it from running; the policy does not see it then.
-    stop_at
-        Boundary of the present suspend; only meaningful while suspending.
-    overshoots
-        How often that had to be raised.
+    asked, lateness
+        The stop that it was told of last; whether it does in time what it is about to do.
     refusals
         Suspends and resumes that it has refused in a row, and when to try again.
     not_before_s
         When its next attempt may start.
-    ended_s
-        When it succeeded, failed or was cancelled.
-    ordered_s
-        When it was told what it is about to do (``states.IN_TRANSIT``).
-    late
-        Whether it was reported for not having done that in time.
-    missed
-        How often that happened since it was last suspended as told.
     fair_share_s, fragmentation_s
         How long it waited for its quota and for devices that were free (``wait_reasons``).
     waits_since
         Since when it waits for one reason, and what its clocks showed then.
     finishing
         Whether it has made all the steps that its owner wanted, and is about to end well.
-    trains
-        Whether this attempt has reached its first boundary.
-    switch_predicted_s, switch_error_s, switch_s
-        What its last switch was to cost and how far that may be off, if anybody knew, and what it did cost.
+    switch
+        The cost of its last switch.
     attempt, relaunches
         How often it was started again; of that, how often for other devices, not for a failure.
-    nodes, state_nodes, relocating
+    nodes, state_nodes
         Where the processes of this attempt are, and where its newest state is, if it has any; rank order.
-        Whether the processes are being ended because others are to be started on other nodes.
-    left_s, gone_s
-        When its last relocation or relaunch began, and when its processes were gone; ``None`` once it trains
-        again, and if it had not trained before.
-    launched, launched_s
-        Whether this attempt's command was started, and when its newest start was; a queued job may have to
-        wait for that (``prestart``).
-    first_hello_s, idle_since_s
-        When the first of its present processes said Hello; since when its places are free, or not all taken
-        again, while its command goes on.
-    former_steps, line, beside
-        Optimizer steps of this attempt's former processes; the Hellos of those that wait for a place, and of
-        children that train beside the rank. While there are any of these, the job cannot be suspended.
+    command, processes, relocation
+        Its command and its present processes; their way to another node, or to another number of them.
     step_time
         How long its steps take, in this attempt, if it said how many it has.
     deadline_missed
         Whether it had not succeeded by its deadline.
-    exit_code
-        Of the command that was started, once it ended; before a next attempt, the last one's.
-    said
-        What the command wrote last that tells why it failed.
-    reason, failure
-        Why it failed, the last time, or was cancelled; the class of that failure (``failures.Kind``).
-    blame
-        The class of a failure that the core saw before the command ended.
+    verdict
+        How it ended, or its last attempt did.
     borrowed, lent
         The devices of its trial, rank order; empty before and after. Whether somebody's trial has borrowed a
         device of those that the policy wants it on.
@@ -107,13 +79,11 @@ class Gang(AccountedJob):
     """
 
     __slots__ = (
-        *("attempt", "beside", "blame", "borrowed", "deadline_missed", "ended_s", "exit_code", "failure"),
-        *("fair_share_s", "finishing", "first_hello_s", "former_steps", "fragmentation_s", "given_up"),
-        *("gone_s", "held", "history", "home", "idle_since_s", "late", "launched", "launched_s", "lease"),
-        *("left_s", "lent", "line", "missed", "nodes", "not_before_s", "ordered_s", "overshoots", "program"),
-        *("ranks", "reason", "refusals", "relaunches", "relocating", "requested_devices", "said"),
-        *("state", "state_nodes", "step_time", "stop_at", "switch_error_s", "switch_predicted_s"),
-        *("switch_s", "trains", "tried", "waits_since", "width", "world"),
+        *("asked", "attempt", "borrowed", "command", "deadline_missed", "fair_share_s", "finishing"),
+        *("fragmentation_s", "given_up", "held", "history", "home", "lateness", "lease", "lent", "nodes"),
+        *("not_before_s", "processes", "program", "ranks", "refusals", "relaunches", "relocation"),
+        *("requested_devices", "state", "state_nodes", "step_time", "switch", "tried", "verdict"),
+        *("waits_since", "width", "world"),
     )
 
     def __init__(self, spec: JobSpec, number: int, program: Program) -> None:
@@ -128,27 +98,14 @@ class Gang(AccountedJob):
         self.nodes: tuple[int, ...] = ()
         self.state_nodes: tuple[int, ...] = ()
         self.requested_devices: tuple[int, ...] = ()
-        self.said = self.reason = self.failure = ""
-        self.held = self.lent = self.late = self.given_up = self.relocating = False
-        self.launched = self.trains = self.finishing = self.deadline_missed = False
-        self.stop_at = self.overshoots = self.missed = 0
+        self.held = self.lent = self.given_up = self.finishing = self.deadline_missed = False
+        self.command, self.processes, self.relocation = Command(), Processes(), Relocation()
+        self.asked, self.lateness, self.verdict, self.switch = Asked(), Lateness(), Verdict(), Switch()
         self.refusals = Refusals()
-        self.attempt = self.relaunches = self.former_steps = 0
-        self.line: tuple[Hello, ...] = ()
-        self.beside: tuple[Hello, ...] = ()
-        self.idle_since_s: float | None = None
-        self.not_before_s = self.ordered_s = self.launched_s = self.fair_share_s = self.fragmentation_s = 0.0
+        self.attempt = self.relaunches = 0
+        self.not_before_s = self.fair_share_s = self.fragmentation_s = 0.0
         self.waits_since: Since | None = None
-        self.first_hello_s: float | None = None
-        self.left_s: float | None = None
-        self.gone_s: float | None = None
-        self.ended_s: float | None = None
-        self.switch_predicted_s: float | None = None
-        self.switch_error_s: float | None = None
-        self.switch_s: float | None = None
         self.step_time = StepTime()
-        self.exit_code: int | None = None
-        self.blame: Kind | None = None
         self.tried = not spec.trial_batches
         self.history: deque[tuple[float, str]] = deque(maxlen=_HISTORY)
 
@@ -172,7 +129,7 @@ class Gang(AccountedJob):
     @property
     def processes_gone(self) -> bool:
         """Whether nothing of it can touch a device any more."""
-        return not self.launched or (self.exit_code is not None and not self.there())
+        return not self.command.launched or (self.command.exit_code is not None and not self.there())
 
     @property
     def may_restart(self) -> bool:
@@ -219,7 +176,55 @@ class Gang(AccountedJob):
     @property
     def steps(self) -> int:
         """Optimizer steps that this attempt has made, in all of its trainings."""
-        return self.former_steps + max(rank.step for rank in self.ranks)
+        return self.processes.former_steps + max(rank.step for rank in self.ranks)
+
+    def assign(self, devices: tuple[int, ...]) -> None:
+        """Be on ``devices`` by the policy's plan."""
+        self.running, self.placement = True, devices
+
+    def unassign(self, now: float) -> None:
+        """Be nowhere by the policy's plan."""
+        self.running, self.since_s = False, now
+
+    def progress_from(self, when_s: float) -> None:
+        """Make progress, or wait, since ``when_s``, as policies see it. Infinite: it does neither yet."""
+        self.since_s = when_s
+
+    def occupy(self, devices: tuple[int, ...]) -> None:
+        """Have a lease on ``devices``. Another number of them makes another world of ranks."""
+        if self.width != len(devices):
+            self.width, self.world = len(devices), self.epoch
+        self.lease = devices
+
+    def vacate(self) -> None:
+        """Have no lease."""
+        self.lease = ()
+
+    def begin_epoch(self) -> None:
+        """Fence off what ranks say of former leases."""
+        self.epoch += 1
+
+    def forget_width(self) -> None:
+        """Have no lease behind it: all ranks may have a part in the next one."""
+        self.width = self.world = 0
+
+    def renew_ranks(self, count: int) -> None:
+        """Have ``count`` ranks that no process has come for."""
+        self.ranks = tuple(map(Rank, range(count)))
+
+    def finish(self) -> None:
+        """End well once it has parked."""
+        self.finishing = True
+
+    def reweigh(self, weight: float) -> None:
+        """Have another weight."""
+        self.spec = msgspec.structs.replace(self.spec, weight=weight)
+
+    def grow(self) -> None:
+        """Allocate twice as much; that attempt is one more than its owner allowed otherwise."""
+        limit_bytes = min(2 * self.spec.device_memory_bytes, self.spec.most_device_memory_bytes)
+        more = self.spec.max_restarts + 1
+        self.spec = msgspec.structs.replace(self.spec, device_memory_bytes=limit_bytes, max_restarts=more)
 
     def borrow(self, devices: tuple[int, ...]) -> None:
         """Be tried on ``devices``, which the policy knows nothing of."""
@@ -260,7 +265,7 @@ class Gang(AccountedJob):
             return Activity.HELD if self.held else Activity.WAITS
         leaves = self.state is JobState.SUSPENDING and not self.present(RankPhase.PARKED, RankPhase.COMING)
         if self.state is JobState.RUNNING or leaves:
-            counts = self.trains or self.idle_since_s is not None
+            counts = self.processes.trains or self.processes.idle_since_s is not None
             return Activity.TRAINS if counts else Activity.SETS_UP
         return Activity.SWITCHES
 
@@ -270,7 +275,7 @@ class Gang(AccountedJob):
 
     def end_setup(self, now: float) -> None:
         """It has reached its first boundary."""
-        self.trains = True
+        self.processes.begin()
         self.book(now)
 
     def begin_again(self, when_s: float, ranks: int = 0) -> None:
@@ -279,24 +284,25 @@ class Gang(AccountedJob):
         ``ranks`` of a job whose command is told; without them as many as in the beginning.
         """
         self.attempt += 1
-        self.launched = self.finishing = self.relocating = self.trains = False
+        self.finishing = False
+        self.command.renew()
+        self.processes.renew()
+        self.relocation.renew()
+        self.verdict.reopen()
+        self.asked.forget()
+        self.lateness.parked()
         self.begin_setup(when_s)
-        usual = self.demand if self.spec.relaunch else self.spec.ranks
-        self.ranks = tuple(map(Rank, range(ranks or usual)))
-        self.width = self.world = 0
-        self.ended_s = self.blame = self.first_hello_s = self.left_s = self.gone_s = None
-        self.former_steps, self.idle_since_s, self.line, self.beside = 0, None, (), ()
-        self.stop_at = self.overshoots = self.missed = 0
+        self.renew_ranks(ranks or (self.demand if self.spec.relaunch else self.spec.ranks))
+        self.forget_width()
         self.refusals.forget()
         self.not_before_s = when_s
-        self.said = ""
         self.step_time = StepTime()
 
     def begin_elsewhere(self, now: float, ranks: int = 0) -> None:
         """Become a job whose processes start elsewhere. It stands still since it left, unless it is held."""
-        left_s = None if self.held else self.left_s
+        left_s = None if self.held else self.relocation.left_s
         self.begin_again(now, ranks)
-        self.left_s, self.gone_s = left_s, now
+        self.relocation.go_on(left_s, now)
         self.relaunches += 1
 
     @property
@@ -350,7 +356,7 @@ class Gang(AccountedJob):
         ranks = self.training()
         if not ranks or self.present(RankPhase.LEAVING):
             return False
-        return all(rank.phase is RankPhase.PARKED and rank.boundary >= self.stop_at for rank in ranks)
+        return all(rank.phase is RankPhase.PARKED and rank.boundary >= self.asked.stop_at for rank in ranks)
 
     def allows(self, trigger: Trigger) -> bool:
         """Whether ``trigger`` may come now."""
@@ -367,9 +373,9 @@ class Gang(AccountedJob):
         if not self.allows(trigger):
             raise self.illegal(trigger.value)
         self.state = TRANSITIONS[self.state, trigger]
-        self.ordered_s, self.late = now, False
+        self.lateness.told(now)
         if trigger is Trigger.ALL_PARKED:
-            self.missed = 0
+            self.lateness.parked()
         self.book(now)
         self.history.append((now, f"{trigger.value} -> {self.state.value}"))
 

@@ -101,13 +101,13 @@ def next_step(job: Gang, world: World, now: float) -> Step | Waits:
     """
     if job.state.ended:
         return _SETTLED
-    if job.idle_since_s is not None and job.lease and job.lease != job.wanted:
+    if job.processes.idle_since_s is not None and job.lease and job.lease != job.wanted:
         return Step.GIVE_UP
     if now < job.not_before_s:
         return Waits(For.MOMENT, job.not_before_s, "waits for its next attempt")
     if job.state is JobState.RUNNING and job.lease != job.wanted:
         return _leave(job, now)
-    if job.needs_relaunch and job.launched and job.allows(Trigger.RELAUNCH):
+    if job.needs_relaunch and job.command.launched and job.allows(Trigger.RELAUNCH):
         return Step.RELAUNCH if job.state is not JobState.SUSPENDING else _ranks("parks, to be started anew")
     if job.state in (JobState.QUEUED, JobState.SUSPENDED):
         return _enter(job, world)
@@ -121,14 +121,14 @@ def _leave(job: Gang, now: float) -> Step | Waits:
     refused = job.refusals.suspend
     if refused.pauses(now):
         return Waits(For.MOMENT, refused.until_s, "waits to be told again to stop")
-    return Step.KEEP if job.beside else Step.STOP
+    return Step.KEEP if job.processes.beside else Step.STOP
 
 
 def _enter(job: Gang, world: World) -> Step | Waits:
     """Of a job without devices."""
     if not job.wanted:
         return Waits(For.PLAN, reason="waits for devices")
-    if job.relocating:
+    if job.relocation.ending:
         return _ranks("waits for its processes to end")
     if not job.training() or not job.ready:
         return _ranks("waits for its processes")
@@ -147,11 +147,11 @@ def _go_on(job: Gang, now: float) -> Step | Waits:
     refused, parked = job.refusals.resume, job.present(RankPhase.PARKED)
     if refused.pauses(now):
         return Waits(For.MOMENT, refused.until_s, "waits to be told again to come")
-    if job.idle_since_s is not None or not parked:
+    if job.processes.idle_since_s is not None or not parked:
         return _ranks("waits for its ranks")
     if job.state is not JobState.SUSPENDING:
         return Step.COME_AGAIN
-    early = any(rank.boundary < job.stop_at for rank in parked)
+    early = any(rank.boundary < job.asked.stop_at for rank in parked)
     return Step.STOP_LATER if early else _ranks("waits for its ranks to park")
 
 

@@ -56,22 +56,22 @@ class Blockers:
     def _of_processes(self, job: Gang) -> dict[str, Any]:
         relocations = self._core.relocations
         absent = tuple(rank.number for rank in job.present(RankPhase.ABSENT))
-        origin = relocations.origin(job) if job.launched and absent else ()
+        origin = relocations.origin(job) if job.command.launched and absent else ()
         return {
             "id": job.id,
             "state": job.state,
             "held": job.held,
             "ranks": len(job.members),
             "for_s": self._now_s - self._since_s(job, bool(absent)),
-            "trains": job.activity is Activity.TRAINS and job.trains,
-            "launched": job.launched,
+            "trains": job.activity is Activity.TRAINS and job.processes.trains,
+            "launched": job.command.launched,
             "exists": not job.processes_gone,
             "retry_s": job.not_before_s - self._now_s,
-            "reason": job.reason,
+            "reason": job.verdict.reason,
             "absent": absent,
-            "ending": job.launched and not absent and not job.training(),
-            "idle": job.idle_since_s is not None,
-            "relocating": job.relocating,
+            "ending": job.command.launched and not absent and not job.training(),
+            "idle": job.processes.idle_since_s is not None,
+            "relocating": job.relocation.ending,
             "on": self._nodes(relocations.named(job.nodes)),
             "state_from": self._nodes(origin),
             "stranded": relocations.strands(job),
@@ -80,14 +80,14 @@ class Blockers:
 
     def _since_s(self, job: Gang, absent: bool) -> float:
         """When what ``job`` does now began."""
-        if job.ended_s is not None and job.state.ended:
-            return job.ended_s
-        if job.idle_since_s is not None:
-            return job.idle_since_s
-        if job.launched and absent:
-            return job.launched_s
+        if job.verdict.ended_s is not None and job.state.ended:
+            return job.verdict.ended_s
+        if job.processes.idle_since_s is not None:
+            return job.processes.idle_since_s
+        if job.command.launched and absent:
+            return job.command.launched_s
         setup_since_s = job.setup_since_s if job.state is JobState.RUNNING else None
-        return job.ordered_s if setup_since_s is None else setup_since_s
+        return job.lateness.told_s if setup_since_s is None else setup_since_s
 
     def _of_devices(self, job: Gang) -> dict[str, Any]:
         refusals = job.refusals
@@ -99,7 +99,7 @@ class Blockers:
             "finishing": job.finishing,
             "stuck": stuck,
             "unleased": next((rank.unleased for rank in job.there() if rank.unleased), ""),
-            "late": job.missed,
+            "late": job.lateness.missed,
             "suspend_refused": self._refusal(
                 refusals.suspend_error, refusals.suspend.until_s, applies=leaves
             ),
@@ -136,7 +136,7 @@ class Blockers:
             "size": len(usable),
             "free": free,
             "taken": taken,
-            "started_before": () if job.launched else tuple(core.prestart.started),
+            "started_before": () if job.command.launched else tuple(core.prestart.started),
             "queued_before": self._queued_before(job),
             "memory": self._memory(job, usable),
         }

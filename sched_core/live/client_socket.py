@@ -266,7 +266,7 @@ class ClientSocket:
     def _down(self, requester: _Requester, *, drain: bool) -> None:
         self._awaiting_shutdown.append(requester)
         # Those that are not started first, or each would be started in the place of the one before.
-        for job in sorted(self._scheduler.core.jobs.values(), key=lambda job: job.launched):
+        for job in sorted(self._scheduler.core.jobs.values(), key=lambda job: job.command.launched):
             if not drain and (not job.state.ended or (job.may_restart and not job.processes_gone)):
                 self._scheduler.apply_request(Cancelled(job.id, "the scheduler was taken down"))
             elif job.held and not job.state.ended:
@@ -298,9 +298,9 @@ def _over(job: Gang) -> bool:
 
 def _admission(job: Gang) -> Answer:
     if job.guaranteed is False and job.state.ended:
-        return Failed(error=f"{job.id} was refused: {job.reason}", remedy=_UNLESS, exit_code=2)
+        return Failed(error=f"{job.id} was refused: {job.verdict.reason}", remedy=_UNLESS, exit_code=2)
     if job.guaranteed is None and job.state in (JobState.FAILED, JobState.CANCELLED):
-        told = f"{job.id} {job.state.value} before its deadline could be guaranteed: {job.reason}"
+        told = f"{job.id} {job.state.value} before its deadline could be guaranteed: {job.verdict.reason}"
         return Failed(error=told, remedy=f"`gpuslice logs {job.id} --err` may tell more", exit_code=2)
     return Done()
 

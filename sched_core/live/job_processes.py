@@ -109,7 +109,7 @@ class JobProcesses:
             sought = Sought(
                 job.id,
                 job.attempt,
-                job.exit_code is not None or name not in self._ends.others(job.id),
+                job.command.exit_code is not None or name not in self._ends.others(job.id),
                 self._over(job),
                 there,
                 grace_s=_grace_s(job),
@@ -260,7 +260,7 @@ class JobProcesses:
 
     def _over(self, job: Gang) -> bool:
         """Whether what there is of ``job`` is to end, for good or so that it can be started anew."""
-        ends = job.state.ended or job.relocating or job.state is JobState.RELAUNCHING
+        ends = job.state.ended or job.relocation.ending or job.state is JobState.RELAUNCHING
         return ends or self._ends.failed(job.id)
 
     def _nodes_of(self, job: Gang) -> tuple[str, ...]:
@@ -273,4 +273,4 @@ class JobProcesses:
 
 def _grace_s(job: Gang) -> float:
     """How long what there is of ``job``, which another scheduler told to end, may still take for that."""
-    return 0.0 if job.relocating else job.spec.grace_s
+    return 0.0 if job.relocation.ending else job.spec.grace_s

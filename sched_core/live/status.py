@@ -74,7 +74,7 @@ class Overview:
     def job(self, job: Gang, now_s: float, blockers: Blockers | None = None) -> JobInfo:
         """One job. ``blockers`` are those of the moment ``now_s``, if they have been made."""
         account = self._job_history.accounts[job.id]
-        then_s = now_s if job.ended_s is None else job.ended_s
+        then_s = now_s if job.verdict.ended_s is None else job.verdict.ended_s
         executed_s = job.executed_at(then_s)
         delays = self._core.planning.waits.delays(job, now_s)
         steps = job.steps
@@ -114,22 +114,22 @@ class Overview:
             blackout_s=account.blackout_s,
             blackout_mean_s=account.blackout_s / account.switches if account.switches else None,
             recent=self._recent(account),
-            switch_predicted_s=job.switch_predicted_s,
-            switch_s=job.switch_s,
+            switch_predicted_s=job.switch.predicted_s,
+            switch_s=job.switch.cost_s,
             skew=job.skew,
-            missed_boundaries=job.missed,
+            missed_boundaries=job.lateness.missed,
             stuck=_stuck(job),
             unleased=_unleased(job),
             processes=_processes(job),
             trial=_trial(job),
             restarts=job.failures,
             max_restarts=job.spec.max_restarts,
-            exit_code=job.exit_code,
-            failure=job.failure or None,
-            reason=job.reason,
+            exit_code=job.command.exit_code,
+            failure=job.verdict.failure or None,
+            reason=job.verdict.reason,
             why=_why(job, blockers or Blockers(self._core, now_s)),
             command=_shortened(job.program.argv),
-            started=job.launched,
+            started=job.command.launched,
             shares_with=tuple(name for name in others if name != job.id),
             slowdown=None if slower is None else slower.mean,
             peak_bytes=job.peak_bytes or None,
@@ -161,7 +161,7 @@ def _unleased(job: Gang) -> str | None:
 
 def _stuck(job: Gang) -> str | None:
     """Return why a job cannot be suspended: what trains beside it, or where it passes no boundary."""
-    if job.beside and not job.state.ended:
+    if job.processes.beside and not job.state.ended:
         return shortened(places.obstacle(job), _PROCESSES_CHARACTERS)
     stuck = next((rank for rank in job.there() if rank.stuck), None)
     if stuck is None or job.state.ended:
@@ -171,12 +171,13 @@ def _stuck(job: Gang) -> str | None:
 
 def _processes(job: Gang) -> str | None:
     """Return what is unusual about the processes of a job that has not ended: none, or too many."""
-    if job.state.ended or not job.launched or job.exit_code is not None:
+    if job.state.ended or not job.command.launched or job.command.exit_code is not None:
         return None
-    if not job.line:
-        return None if job.idle_since_s is None else "between two trainings"
-    behind = sorted({job.ranks[hello.rank].pid for hello in job.line})
-    waiting, first = (", ".join(map(str, pids)) for pids in ([hello.pid for hello in job.line], behind))
+    if not job.processes.line:
+        return None if job.processes.idle_since_s is None else "between two trainings"
+    behind = sorted({job.ranks[hello.rank].pid for hello in job.processes.line})
+    line = [hello.pid for hello in job.processes.line]
+    waiting, first = (", ".join(map(str, pids)) for pids in (line, behind))
     return shortened(f"process {waiting} waits for the end of {first}", _PROCESSES_CHARACTERS)
 
 

@@ -123,7 +123,8 @@ class ThroughputMeter:
         """Who else is on the devices of ``job``; ``None`` if somebody is just coming or going."""
         others = {name: other for device in job.lease for name, other in self._core.occupants[device].items()}
         others.pop(job.id, None)
-        steady = all(other.state is JobState.RUNNING and other.trains for other in (job, *others.values()))
+        there = (job, *others.values())
+        steady = all(one.state is JobState.RUNNING and one.processes.trains for one in there)
         return ",".join(sorted(others)) if steady and job.lease else None
 
     def _worked_s(self, job: Gang) -> float | None:

@@ -55,7 +55,7 @@ class WaitNotes:
             return
         self._next_s = now + _EVERY_S
         waiting = [job for job in self._core.jobs.values() if not job.state.ended]
-        waiting = [job for job in waiting if not (job.activity is Activity.TRAINS and job.trains)]
+        waiting = [job for job in waiting if not (job.activity is Activity.TRAINS and job.processes.trains)]
         self._waits = {job.id: self._waits[job.id] for job in waiting if job.id in self._waits}
         behind = [job for job in waiting if job.number > self._last]
         blockers = Blockers(self._core, now)

@@ -272,14 +272,14 @@ class World:
     def end(self, name: str, code: int) -> None:
         """All of its processes end at once."""
         record, job = self.records[name], self.driver.core.jobs[name]
-        if record.ended or not job.launched:
+        if record.ended or not job.command.launched:
             record.ended = job.state.ended
             return
         record.ended = True  # unless it is started again at this very moment
         for number in range(len(record.ranks)):
             if not record.starts and job.ranks[number].phase.value not in ("absent", "gone"):
                 self.tell_core(RankGone(name, number))
-        if job.exit_code is None and job.launched:
+        if job.command.exit_code is None and job.command.launched:
             self.tell_core(Exited(name, code))
         if not job.state.ended:
             record.ended, record.ranks = False, [Process() for _ in record.ranks]

@@ -41,7 +41,7 @@ def test_a_gang_moves_onto_one_socket_and_its_journal_tells_the_same() -> None:
     assert {rank for _, rank, _ in told(commands, wire.Suspend)} == {0, 1}
     assert driver.core.jobs["g"].placement == (1, 0)
     for rank in (0, 1):
-        driver.parked("g", driver.core.jobs["g"].stop_at, rank)
+        driver.parked("g", driver.core.jobs["g"].asked.stop_at, rank)
     for rank in (0, 1):
         driver.resumed("g", rank)
     gang = driver.core.jobs["g"]
@@ -69,7 +69,7 @@ def test_a_gang_on_two_nodes_is_started_on_one_with_its_snapshots() -> None:
     driver.do(RankGone("c", 0))
     driver.do(Exited("c", 0))
     for rank in (0, 1):
-        parked = suspended(gang.epoch, gang.stop_at)
+        parked = suspended(gang.epoch, gang.asked.stop_at)
         driver.say("g", msgspec.structs.replace(parked, restartable=True), rank)
     begun_anew(driver)
     assert (gang.state, gang.nodes, gang.failures) == (JobState.RUNNING, (0, 0), 0)

@@ -142,7 +142,7 @@ class Two(Driver):
         """Its ranks park; of those whose number may change, only the first has a state that counts."""
         commands: list[Command] = []
         for rank in self.job.present(RankPhase.ON):
-            report = suspended(self.job.epoch, self.job.stop_at)
+            report = suspended(self.job.epoch, self.job.asked.stop_at)
             more = {"restartable": restartable and not rank.number, "bound": bound}
             self.policy.next = lambda view: Plan()
             commands += self.say("e", msgspec.structs.replace(report, **more), rank.number)

@@ -33,7 +33,7 @@ def obey(driver: Driver) -> None:
     while moving := [job for job in jobs if job.state in IN_TRANSIT]:
         for job in moving:
             if job.state is JobState.SUSPENDING:
-                driver.parked(job.id, job.stop_at)
+                driver.parked(job.id, job.asked.stop_at)
             else:
                 driver.resumed(job.id)
                 driver.progress(job.id, job.ranks[0].boundary + 1)

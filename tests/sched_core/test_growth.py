@@ -101,9 +101,9 @@ class Cluster(Driver):
     def _obey(self, name: str) -> None:
         job = self.core.jobs[name]
         if job.state is JobState.SUSPENDING:
-            self.steps[name] = max(self.steps[name], job.stop_at)
+            self.steps[name] = max(self.steps[name], job.asked.stop_at)
             for rank in job.present(RankPhase.ON):
-                self.say(name, suspended(job.epoch, job.stop_at), rank.number)
+                self.say(name, suspended(job.epoch, job.asked.stop_at), rank.number)
         for rank in job.present(RankPhase.COMING):
             self.resumed(name, rank.number)
 

@@ -110,14 +110,14 @@ def test_a_job_whose_resumed_was_lost_is_back_and_bound_no_more(*, refused_befor
     driver.running_pair()
     driver.wake()
     job = driver.core.jobs["a"]
-    driver.say("a", bound(1, job.stop_at))
+    driver.say("a", bound(1, job.asked.stop_at))
     driver.resumed("b")
     driver.progress("b", 1)
     driver.wake()
-    driver.parked("b", driver.core.jobs["b"].stop_at)
+    driver.parked("b", driver.core.jobs["b"].asked.stop_at)
     assert (job.state, job.bound) == (JobState.RESUMING, True)
     if refused_before:
-        driver.say("a", refused(job.epoch, job.stop_at, running=False))
+        driver.say("a", refused(job.epoch, job.asked.stop_at, running=False))
     hello = wire.Hello(version=1, job="a", rank=0, world_size=1, pid=1, epoch=job.epoch, parked=False)
     driver.say("a", hello)
     assert (job.state, job.bound) == (JobState.RUNNING, False)

@@ -66,7 +66,7 @@ def test_a_held_job_gives_its_part_of_the_quota_back_and_queues_for_it_again() -
     submit(driver, "a")
     submit(driver, "b")
     driver.do(Held("a"))
-    driver.parked("a", driver.core.jobs["a"].stop_at)
+    driver.parked("a", driver.core.jobs["a"].asked.stop_at)
     assert driver.core.jobs["b"].lease
     driver.do(Released("a"))
     assert not driver.core.jobs["a"].lease

@@ -98,7 +98,7 @@ class World(Driver):
                 self._live(job)
 
     def _live(self, job: Gang) -> None:
-        if job.state.ended or job.relocating or job.state is JobState.RELAUNCHING:
+        if job.state.ended or job.relocation.ending or job.state is JobState.RELAUNCHING:
             self._end(job, -9)
             return
         for rank in job.ranks:
@@ -111,7 +111,7 @@ class World(Driver):
             self.resumed(job.id, rank.number)
         if job.state is JobState.SUSPENDING:
             for rank in job.present(RankPhase.ON):
-                report = suspended(job.epoch, job.stop_at)
+                report = suspended(job.epoch, job.asked.stop_at)
                 restartable = rank.number < job.keepers
                 self.say(job.id, msgspec.structs.replace(report, restartable=restartable), rank.number)
         elif job.state is JobState.RUNNING:
@@ -127,7 +127,7 @@ class World(Driver):
             self.say(job.id, wire.Bye(epoch=job.epoch, boundary=rank.boundary, step=1), rank.number)
         for rank in job.there():
             self.do(RankGone(job.id, rank.number))
-        if job.exit_code is None and job.attempt == attempt:
+        if job.command.exit_code is None and job.attempt == attempt:
             self.do(Exited(job.id, code))
 
     def go(self, ticks: int) -> None:

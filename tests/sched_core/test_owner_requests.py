@@ -107,7 +107,7 @@ def slices(driver: Driver, rounds: int) -> Counter[str]:
         (holder,) = driver.core.occupants[0]
         commands = driver.wake()
         if told(commands, wire.Suspend):
-            driver.parked(holder, driver.core.jobs[holder].stop_at)
+            driver.parked(holder, driver.core.jobs[holder].asked.stop_at)
             (holder,) = driver.core.occupants[0]
             driver.resumed(holder)
             driver.progress(holder, 1)
@@ -143,5 +143,5 @@ def test_a_gang_is_not_starved_by_jobs_with_turns_of_several_slices() -> None:
         for job in "ab":
             gang = driver.core.jobs[job]
             if gang.state is JobState.SUSPENDING:
-                driver.parked(job, gang.stop_at)
+                driver.parked(job, gang.asked.stop_at)
     assert driver.state("g") is JobState.STARTING

@@ -51,7 +51,7 @@ class Relaunched(Resized):
         return commands
 
     def park(self) -> list[Command]:
-        at = self.job.stop_at
+        at = self.job.asked.stop_at
         return [c for rank in range(len(self.job.ranks)) for c in self.parked(JOB, at, rank)]
 
     def end(self, code: int = 1) -> list[Command]:

@@ -124,11 +124,11 @@ def test_under_each_policy_jobs_start_where_it_wants_them(name: str, placement: 
 
 def settle(driver: Driver, job: str, gang: Gang) -> None:
     """Let the processes of ``job`` come, or end if they are to be started elsewhere."""
-    if gang.relocating:
+    if gang.relocation.ending:
         for rank in range(len(gang.ranks)):
             driver.do(RankGone(job, rank))
         driver.do(Exited(job, -9))
-    if gang.launched and not gang.ready:
+    if gang.command.launched and not gang.ready:
         driver.hello(job)
 
 
@@ -181,7 +181,7 @@ def test_how_long_it_stood_still_on_its_way_is_told_and_expected_of_the_next() -
     assert there is None, "nobody has gone there"
     plan(driver, policy, Start("a", (1,)))
     former_s = driver.job_history.accounts["a"].blackout_s
-    left_s = driver.core.jobs["a"].left_s
+    left_s = driver.core.jobs["a"].relocation.left_s
     assert left_s is not None
     driver.now_s = left_s + 1.0
     driver.do(RankGone("a", 0))
@@ -311,7 +311,7 @@ def test_a_job_that_cannot_follow_an_exchange_to_another_node_waits_for_its_own(
         report = suspended(driver.core.jobs[name].epoch, 11)
         driver.say(name, msgspec.structs.replace(report, restartable=name == "a"))
     a, b = (driver.core.jobs[name] for name in "ab")
-    assert (a.wanted, a.relocating, b.wanted) == ((1,), True, ())
+    assert (a.wanted, a.relocation.ending, b.wanted) == ((1,), True, ())
     driver.do(Cancelled("a", "enough"))
     driver.do(RankGone("a", 0))
     driver.do(Exited("a", -9))

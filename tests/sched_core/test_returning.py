@@ -34,7 +34,7 @@ def test_a_job_whose_state_cannot_be_brought_returns_when_a_device_is_free_where
     policy, driver = one_parked(restartable=True)
     plan(driver, policy, Start("a", (1,)))
     on_its_way(driver)
-    left_s = driver.core.jobs["a"].left_s
+    left_s = driver.core.jobs["a"].relocation.left_s
     assert left_s is not None
     assert not kills(driver.do(Noted("state_waits", "a")))
     assert [order.job for order in kills(plan(driver, policy, Suspend("x")))] == ["a"]
@@ -52,7 +52,7 @@ def test_a_job_whose_state_cannot_be_brought_returns_when_a_device_is_free_where
 def follow(driver: Driver, policy: Quiet, leaving: str, coming: str, device: int) -> Launch:
     """``coming`` gets the device of ``leaving``, on another node than its own; where it is started."""
     plan(driver, policy, Suspend(leaving), Start(coming, (device,)))
-    report = suspended(driver.core.jobs[leaving].epoch, driver.core.jobs[leaving].stop_at)
+    report = suspended(driver.core.jobs[leaving].epoch, driver.core.jobs[leaving].asked.stop_at)
     driver.say(leaving, msgspec.structs.replace(report, restartable=True))
     driver.do(RankGone(coming, 0))
     (launch,) = launches(driver.do(Exited(coming, -9)))

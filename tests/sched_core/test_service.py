@@ -105,8 +105,8 @@ def test_the_set_up_of_every_attempt_is_shown_and_none_counts() -> None:
     job = driver.core.jobs["a"]
     assert (job.attempt, job.setup_at(driver.now_s), job.service_at(driver.now_s)) == (1, 7.0, 1.0)
     driver.do(Cancelled("a", "enough"))
-    assert job.ended_s is not None
-    assert job.setup_at(job.ended_s) == 7.0
+    assert job.verdict.ended_s is not None
+    assert job.setup_at(job.verdict.ended_s) == 7.0
     assert picture(replayed(driver)) == picture(driver.core)
 
 
@@ -127,7 +127,7 @@ def test_the_time_between_refusals_to_leave_counts() -> None:
         driver.wake(4.0)
         assert driver.state("a") is JobState.SUSPENDING
     assert job.service_at(driver.now_s) == 13.0
-    driver.parked("a", job.stop_at)
+    driver.parked("a", job.asked.stop_at)
     driver.now_s += 5.0
     driver.resumed("a")
     assert job.lease == (1,)
@@ -144,7 +144,7 @@ def test_the_time_for_which_a_job_lends_its_devices_does_not_count() -> None:
     driver.resumed("a")
     driver.progress("a", 1)
     driver.now_s += 1.0
-    driver.parked("a", job.stop_at)
+    driver.parked("a", job.asked.stop_at)
     driver.resumed("b")
     driver.wake(50.0)
     assert driver.state("b") is JobState.RUNNING

@@ -201,7 +201,7 @@ def test_a_refused_resume_is_tried_again_and_fails_in_the_end() -> None:
         tries += 1
         driver.wake(100.0)
     assert (tries, driver.state("a")) == (5, JobState.FAILED)
-    assert "no room" in driver.core.jobs["a"].reason
+    assert "no room" in driver.core.jobs["a"].verdict.reason
 
 
 def test_a_job_that_could_never_run_is_refused() -> None:
@@ -360,11 +360,11 @@ def test_what_is_said_again_and_again_comes_to_no_number_that_is_none() -> None:
     driver.wake()
     gang = driver.core.jobs["a"]
     for _ in range(1100):
-        report = wire.Overshot(epoch=1, boundary=min(gang.stop_at, MAX_COUNT))
+        report = wire.Overshot(epoch=1, boundary=min(gang.asked.stop_at, MAX_COUNT))
         for command in driver.core.handle(Reported("a", 0, report), driver.now_s):
             if isinstance(command, Tell):
                 wire.decode_to_agent(wire.encode(command.message))
-    assert 2**30 < gang.stop_at < 2**62
+    assert 2**30 < gang.asked.stop_at < 2**62
 
 
 def test_a_gang_keeps_its_devices_while_a_rank_that_has_said_bye_still_exists() -> None:
@@ -373,7 +373,7 @@ def test_a_gang_keeps_its_devices_while_a_rank_that_has_said_bye_still_exists() 
     driver.wake()
     assert driver.state("g") is JobState.SUSPENDING
     driver.say("g", wire.Bye(epoch=1, boundary=12, step=12), 0)
-    assert told(driver.parked("g", driver.core.jobs["g"].stop_at, 1), wire.Resume) == []
+    assert told(driver.parked("g", driver.core.jobs["g"].asked.stop_at, 1), wire.Resume) == []
     assert driver.state("g") is JobState.SUSPENDING
     assert {job for job, _, _ in told(driver.do(RankGone("g", 0)), wire.Resume)} == {"h"}
     assert driver.state("g") is JobState.SUSPENDED

@@ -47,7 +47,7 @@ def obey(driver: Driver) -> None:
     while moving := [job for job in driver.core.jobs.values() if job.state in IN_TRANSIT]:
         for job in moving:
             if job.state is JobState.SUSPENDING:
-                driver.parked(job.id, job.stop_at)
+                driver.parked(job.id, job.asked.stop_at)
             else:
                 driver.resumed(job.id)
     for job in driver.core.jobs.values():
@@ -112,7 +112,7 @@ def test_one_that_asked_for_more_than_there_is_time_for_is_refused() -> None:
     job = submit(driver, "a", steps=1000, deadline_s=60.0, only=True)
     train(driver, 2.0)
     assert (job.state, job.guaranteed) == (JobState.CANCELLED, False)
-    assert job.reason.startswith("its deadline cannot be guaranteed: it needs about 99 s within 59 s")
+    assert job.verdict.reason.startswith("its deadline cannot be guaranteed: it needs about 99 s within 59 s")
     assert told_of(driver, "stopped") == ["a"]
 
 

@@ -192,7 +192,7 @@ class World:
 
     def come(self, job: Gang, *, all_of_them: bool = True) -> None:
         """Its processes greet that have not."""
-        if not job.launched or job.exit_code is not None:
+        if not job.command.launched or job.command.exit_code is not None:
             return
         absent = [rank.number for rank in job.ranks if rank.phase is RankPhase.ABSENT]
         for number in absent if all_of_them else absent[:1]:
@@ -258,16 +258,16 @@ class World:
         """Processes of the job end, and its command."""
         job, draw = self.core.jobs[name], self.draw
         attempt = job.attempt
-        if not job.launched:
+        if not job.command.launched:
             return
-        for hello in job.line if all_of_it or draw.random() < 0.5 else ():
+        for hello in job.processes.line if all_of_it or draw.random() < 0.5 else ():
             self.attempt(RankGone(name, hello.rank, pid=hello.pid))
         for rank in list(job.there()):
             self.orders.pop((name, rank.number), None)
             self.attempt(RankGone(name, rank.number, unseen=draw.random() < 0.3, pid=rank.pid))
             if not all_of_it:
                 return
-        if job.exit_code is None and job.launched and job.attempt == attempt:
+        if job.command.exit_code is None and job.command.launched and job.attempt == attempt:
             self.ending.discard(name)
             ended = draw.choice([0, 1, -9, -15, 3]) if code is None else code
             self.attempt(Exited(name, ended, "MemoryError" if ended == 3 else ""))
@@ -288,7 +288,7 @@ class World:
                 self.attempt(RankGone(job.id, rank.number, pid=rank.pid))
                 if job.attempt != attempt:
                     break
-            if job.attempt == attempt and {*nodes} == {node} and job.exit_code is None:
+            if job.attempt == attempt and {*nodes} == {node} and job.command.exit_code is None:
                 self.ending.discard(job.id)
                 self.attempt(Exited(job.id, -9, f"gpuslice: node {node} was lost"))
             elif job.attempt == attempt:
@@ -298,7 +298,7 @@ class World:
         """From now on all do as they are told; jobs that do not end all the same."""
         if isinstance(self.policy, Erratic):
             self.policy.calm = True
-        for node in list(self.core.relocations.lost):
+        for node in sorted(self.core.relocations.lost):
             self.attempt(NodeFound(node))
         for _ in range(PATIENCE):
             for job in [job for job in self.core.jobs.values() if job.held]:
@@ -330,10 +330,10 @@ class World:
     def _go_on(self, job: Gang) -> None:
         """It trains, and ends after so many boundaries; its command then trains again, or ends as well."""
         gone = any(rank.phase in (RankPhase.GONE, RankPhase.LEAVING) for rank in job.ranks)
-        if job.launched and (job.state.ended or gone):
+        if job.command.launched and (job.state.ended or gone):
             self.die(job.id, code=0)
-        elif job.line and not job.there():  # nobody waits for nobody
-            raise AssertionError(f"{job.id}: {job.line}")
+        elif job.processes.line and not job.there():  # nobody waits for nobody
+            raise AssertionError(f"{job.id}: {job.processes.line}")
         elif job.state is JobState.RUNNING:
             self.train(job, 1)
             if max((rank.boundary for rank in job.ranks), default=0) > BOUNDARIES:

@@ -56,7 +56,7 @@ class Queue(Driver):
         for job in list(self.core.jobs.values()):
             for rank in job.present(RankPhase.ON):
                 if job.state is JobState.SUSPENDING:
-                    self.parked(job.id, job.stop_at, rank.number)
+                    self.parked(job.id, job.asked.stop_at, rank.number)
         for job in list(self.core.jobs.values()):
             for rank in job.present(RankPhase.COMING):
                 self.resumed(job.id, rank.number)
@@ -70,7 +70,7 @@ class Queue(Driver):
 
 
 def waiting(core: Core) -> list[str]:
-    return [job.id for job in core.jobs.values() if not job.launched and not job.state.ended]
+    return [job.id for job in core.jobs.values() if not job.command.launched and not job.state.ended]
 
 
 @pytest.mark.parametrize("policy", ["fifo", "rr", "2das", "las", "gittins", "smallest", "gandiva", "drf"])
@@ -351,5 +351,5 @@ def test_of_three_thousand_the_policy_sees_those_that_are_ready() -> None:
     core = queue.core
     for number in range(3000):
         core.handle(Submitted(JobSpec(id=f"j{number}", submit_s=1.0), PROGRAM), 1.0)
-    assert sum(job.launched for job in core.jobs.values()) == 4
+    assert sum(job.command.launched for job in core.jobs.values()) == 4
     assert not core.planning._eligible

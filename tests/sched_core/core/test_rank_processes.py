@@ -170,7 +170,7 @@ def test_the_end_of_a_process_that_waits_changes_nothing_for_the_first() -> None
     assert driver.core.jobs["a"].ranks[0].pid == first
     assert driver.state("a") is JobState.RUNNING
     driver.end("a", first)
-    assert driver.core.jobs["a"].idle_since_s is not None
+    assert driver.core.jobs["a"].processes.idle_since_s is not None
 
 
 def test_a_process_that_runs_already_cannot_stand_in_line() -> None:
@@ -232,7 +232,7 @@ def test_a_gang_of_which_only_a_part_comes_again_fails() -> None:
     assert not driver.core.jobs["g"].lease
     commands = driver.wake(1000.0)
     assert [one for one in commands if isinstance(one, Kill)]
-    assert "did not start rank 1" in driver.core.jobs["g"].reason
+    assert "did not start rank 1" in driver.core.jobs["g"].verdict.reason
 
 
 def test_steps_of_all_trainings_count_for_the_most_that_a_job_is_to_make() -> None:
@@ -408,10 +408,10 @@ def test_a_child_holds_still_until_the_lease_is_its_jobs() -> None:
     driver, _, child = pair_with_a_child()
     assert orders(driver.wake(), wire.Suspend) == [("a", 0)]
     assert orders(driver.progress("a", 11), wire.Beside) == []
-    driver.parked("a", driver.core.jobs["a"].stop_at)
+    driver.parked("a", driver.core.jobs["a"].asked.stop_at)
     driver.train("b", 5)
     driver.wake()
-    driver.parked("b", driver.core.jobs["b"].stop_at)
+    driver.parked("b", driver.core.jobs["b"].asked.stop_at)
     driver.resumed("a")
     assert orders(driver.progress("a", 13), wire.Beside) == [("a", child)]
 

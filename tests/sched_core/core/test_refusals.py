@@ -41,13 +41,13 @@ def test_the_pauses_before_the_next_try_of_a_suspend_double_until_one_succeeds()
         refuse(driver)
         pauses.append(wake_until_told(driver))
     assert pauses == [0.5, 1.0, 2.0, 4.0]
-    driver.parked("a", driver.core.jobs["a"].stop_at)
+    driver.parked("a", driver.core.jobs["a"].asked.stop_at)
     driver.resumed("b")
     driver.progress("b", 3)
     policy.next = lambda _: Plan([Suspend("b"), Start("a", (0,))])
     driver.core.planning.due = True
     wake_until_told(driver)
-    driver.parked("b", driver.core.jobs["b"].stop_at)
+    driver.parked("b", driver.core.jobs["b"].asked.stop_at)
     driver.say("a", wire.Resumed(epoch=2, boundary=11, stages_s={}))
     policy.next = lambda _: Plan([Suspend("a"), Start("b", (0,))])
     driver.core.planning.due = True
@@ -116,7 +116,7 @@ def test_service_is_attained_between_refusals_and_the_policy_hears_of_it() -> No
     assert seen == [["a"]] * 3
     assert driver.core.jobs["b"].without_devices_at(driver.now_s) == driver.now_s - 0.25
     assert (job.preemptions, driver.core.jobs["b"].preemptions) == (0, 0)
-    driver.parked("a", job.stop_at)
+    driver.parked("a", job.asked.stop_at)
     assert job.preemptions == 1
 
 

@@ -127,8 +127,8 @@ def switch(driver: Driver, *, nbytes: int = 10**9, out_s: float = 0.2, in_s: flo
             if job.state is JobState.SUSPENDING:
                 message = wire.Suspended(
                     epoch=job.epoch,
-                    boundary=job.stop_at,
-                    step=job.stop_at,
+                    boundary=job.asked.stop_at,
+                    step=job.asked.stop_at,
                     nbytes=nbytes,
                     stages_s={"copy_out_s": out_s},
                     tensors=40,
@@ -185,7 +185,7 @@ def test_switches_are_predicted_and_the_prediction_is_shown_beside_the_truth() -
     assert details[0] == expected | {"predicted_s": None, "predicted_error_s": None}
     assert details[-1] == expected
     job = driver.core.jobs["a"]
-    assert (job.switch_predicted_s, job.switch_s) == (pytest.approx(0.3), pytest.approx(0.3))
+    assert (job.switch.predicted_s, job.switch.cost_s) == (pytest.approx(0.3), pytest.approx(0.3))
 
 
 def test_slices_last_until_switching_stays_under_its_share() -> None:

@@ -55,14 +55,14 @@ def test_a_job_that_reaches_no_boundary_is_reported_and_left_running() -> None:
     assert (notice.what, notice.job, notice.details["order"]) == ("late", "a", "suspend")
     assert (notice.details["boundary"], notice.details["then"]) == (10, "leave")
     job = driver.core.jobs["a"]
-    assert (job.lease, job.missed) == ((0,), 1)
+    assert (job.lease, job.lateness.missed) == ((0,), 1)
     assert driver.state("b") is JobState.QUEUED
     assert job.state is JobState.RUNNING
     driver.wake()
     assert job.state is JobState.SUSPENDING, "it is tried again when its turn is over"
-    commands = driver.parked("a", job.stop_at)
+    commands = driver.parked("a", job.asked.stop_at)
     assert [name for name, _, _ in told(commands, wire.Resume)] == ["b"]
-    assert job.missed == 0
+    assert job.lateness.missed == 0
 
 
 def test_a_job_that_reaches_no_boundary_is_ended_if_its_owner_wants_that() -> None:
@@ -72,7 +72,7 @@ def test_a_job_that_reaches_no_boundary_is_ended_if_its_owner_wants_that() -> No
     assert [notice.details["then"] for notice in notices(commands)] == ["kill"]
     assert any(isinstance(command, Kill) for command in commands)
     assert driver.state("a") is JobState.FAILED
-    assert "reached no boundary within 10 s" in driver.core.jobs["a"].reason
+    assert "reached no boundary within 10 s" in driver.core.jobs["a"].verdict.reason
 
 
 def being_set_up(*, kill: bool = False) -> Driver:
@@ -101,17 +101,17 @@ def test_a_job_that_never_begins_to_train_is_reported_once_and_left_alone() -> N
     assert (notice.details["after_s"], notice.details["then"]) == (TIMEOUT_S, "leave")
     assert notices(driver.wake(TIMEOUT_S)) == []
     job = driver.core.jobs["a"]
-    assert (job.state, job.missed) == (JobState.RUNNING, 1)
+    assert (job.state, job.lateness.missed) == (JobState.RUNNING, 1)
     began = driver.progress("a", 1)
     assert [notice.what for notice in notices(began)] == ["began"]
-    assert (job.late, job.missed) == (False, 0)
+    assert (job.lateness.late, job.lateness.missed) == (False, 0)
 
 
 def test_a_job_that_never_begins_to_train_is_ended_if_its_owner_wants_that() -> None:
     driver = being_set_up(kill=True)
     assert any(isinstance(command, Kill) for command in driver.wake(TIMEOUT_S))
     job = driver.core.jobs["a"]
-    assert (job.state, job.reason) == (JobState.FAILED, "it did not begin to train within 10 s")
+    assert (job.state, job.verdict.reason) == (JobState.FAILED, "it did not begin to train within 10 s")
     driver.do(RankGone("a", 0))
     assert told(driver.do(Exited("a", -15)), wire.Resume)[0][0] == "b"
 
@@ -121,7 +121,7 @@ def test_who_has_begun_is_late_only_when_told_to_stop() -> None:
     job = driver.core.jobs["a"]
     driver.do(Held("b"))
     driver.wake(3 * TIMEOUT_S)
-    assert (job.state, job.missed) == (JobState.RUNNING, 0)
+    assert (job.state, job.lateness.missed) == (JobState.RUNNING, 0)
 
 
 def test_whoever_waits_for_a_stuck_job_is_sent_elsewhere() -> None:
@@ -207,8 +207,8 @@ def test_a_gang_of_which_a_rank_never_comes_fails_by_name(*, kill: bool, limit_s
     driver.do(RankGone("g", 1))
     driver.do(Exited("g", -15))
     job = driver.core.jobs["g"]
-    assert (job.state, job.failure) == (JobState.FAILED, "infrastructure")
-    assert job.reason == f"it did not start rank 0 within {limit_s:g} s"
+    assert (job.state, job.verdict.failure) == (JobState.FAILED, "infrastructure")
+    assert job.verdict.reason == f"it did not start rank 0 within {limit_s:g} s"
 
 
 def test_the_core_asks_to_be_woken_for_a_gang_that_is_not_whole() -> None:

@@ -51,7 +51,7 @@ def obey_ranks(driver: Driver) -> None:
     for job in driver.core.jobs.values():
         for rank in job.ranks:
             if job.state is JobState.SUSPENDING:
-                driver.parked(job.id, job.stop_at, rank.number)
+                driver.parked(job.id, job.asked.stop_at, rank.number)
     for job in driver.core.jobs.values():
         for rank in job.ranks:
             if job.state in (JobState.STARTING, JobState.RESUMING):
@@ -65,7 +65,7 @@ def test_it_is_tried_at_once_and_the_holder_comes_back() -> None:
     orders = told(driver.do(Cancelled("old1", "")), wire.Suspend)
     assert [job for job, _, order in orders if not order.ending] == []
     assert (old.state, new.state) == (JobState.SUSPENDING, JobState.QUEUED)
-    driver.parked("old0", old.stop_at)
+    driver.parked("old0", old.asked.stop_at)
     assert (old.state, new.state, new.lease) == (JobState.SUSPENDED, JobState.STARTING, (0,))
     driver.resumed("new")
     driver.now_s += 1.0
@@ -76,7 +76,7 @@ def test_it_is_tried_at_once_and_the_holder_comes_back() -> None:
     (passed,) = notices(driver.progress("new", BATCHES + 1))
     assert (passed.what, passed.details) == ("trial_passed", {"batches": BATCHES})
     assert new.service_at(driver.now_s) == 2.0, "its set-up is none"
-    driver.parked("new", new.stop_at)
+    driver.parked("new", new.asked.stop_at)
     assert (old.state, new.state) == (JobState.RESUMING, JobState.SUSPENDED)
     driver.resumed("old0")
     served_s = old.service_at(driver.now_s)
@@ -190,7 +190,7 @@ def test_before_the_holder_has_stopped_it_simply_runs_on() -> None:
     before_s = old.service_at(driver.now_s)
     driver.do(Cancelled("new", ""))
     driver.now_s += 1.0
-    driver.parked("old0", old.stop_at)
+    driver.parked("old0", old.asked.stop_at)
     driver.resumed("old0")
     driver.now_s += 2.0
     assert old.service_at(driver.now_s) == before_s + 2.0
@@ -213,7 +213,7 @@ def test_a_trial_that_reaches_no_boundary_ends_all_the_same() -> None:
     (late,) = [notice for notice in notices(driver.wake(60.0)) if notice.what == "late"]
     assert (late.job, late.details["order"]) == ("new", "trial")
     assert new.tried
-    driver.parked("new", new.stop_at)
+    driver.parked("new", new.asked.stop_at)
     obey(driver)
     assert driver.state("old0") is JobState.RUNNING
 
@@ -226,7 +226,7 @@ def test_a_holder_that_does_not_stop_is_left_alone_and_another_asked() -> None:
     other = next(job for job in driver.core.jobs.values() if job.lent)
     assert {stuck.id, other.id} == {"old0", "old1"}
     assert stuck.state is JobState.RESUMING or stuck.state is JobState.RUNNING
-    driver.parked(other.id, other.stop_at)
+    driver.parked(other.id, other.asked.stop_at)
     assert new.state is JobState.STARTING
 
 
@@ -252,7 +252,7 @@ def test_a_job_that_is_started_on_another_node_for_its_trial_is_tried_there() ->
     job = submit(driver, "new")
     driver.do(RankGone("old", 0))
     driver.do(Exited("old", -9))
-    assert (job.borrowed, job.nodes, job.relocating) == ((0,), (1,), True)
+    assert (job.borrowed, job.nodes, job.relocation.ending) == ((0,), (1,), True)
     driver.do(RankGone("new", 0))
     driver.do(Exited("new", -9))
     assert job.nodes == (0,)
@@ -266,7 +266,7 @@ def test_a_trial_that_its_owner_has_broken_off_goes_on_where_it_was() -> None:
     driver.resumed("new")
     driver.progress("new", 1)
     driver.do(Held("new"))
-    driver.parked("new", job.stop_at)
+    driver.parked("new", job.asked.stop_at)
     submit(driver, "old", trial=False)
     driver.do(Moved("old", ("null:0",)))  # so that a trial disturbs nobody on the other node
     driver.do(Released("new"))

@@ -242,7 +242,7 @@ def test_a_job_that_was_killed_is_started_again_later_and_later_and_gives_up() -
             wait_s,
         )
         job = driver.core.jobs["a"]
-        assert (job.state, job.lease, job.exit_code, job.ready) == (JobState.QUEUED, (), -9, False)
+        assert (job.state, job.lease, job.command.exit_code, job.ready) == (JobState.QUEUED, (), -9, False)
         assert not any(isinstance(command, Launch) for command in driver.wake(wait_s / 2))
         assert Launch("a", PROGRAM, attempt) in driver.wake(wait_s / 2)
     run(driver, "a")
@@ -250,7 +250,7 @@ def test_a_job_that_was_killed_is_started_again_later_and_later_and_gives_up() -
     assert driver.core.jobs["a"].executed_s >= 0.0
     assert notice(fail(driver, "a", -9)).details["restart_in_s"] is None
     assert driver.state("a") is JobState.FAILED
-    assert driver.core.jobs["a"].failure == "infrastructure"
+    assert driver.core.jobs["a"].verdict.failure == "infrastructure"
 
 
 def test_a_users_mistake_is_not_tried_again() -> None:
@@ -259,7 +259,7 @@ def test_a_users_mistake_is_not_tried_again() -> None:
     run(driver, "a")
     details = notice(fail(driver, "a", 1, "ValueError: no")).details
     assert (details["class"], details["reason"], details["restart_in_s"]) == ("user", "ValueError: no", None)
-    assert (driver.state("a"), driver.core.jobs["a"].reason) == (JobState.FAILED, "ValueError: no")
+    assert (driver.state("a"), driver.core.jobs["a"].verdict.reason) == (JobState.FAILED, "ValueError: no")
 
 
 def test_a_gang_that_lost_a_rank_is_started_again_when_all_of_it_is_gone() -> None:

@@ -45,7 +45,7 @@ def job_in(
     ranks: int = 1,
 ) -> Gang:
     job = Gang(JobSpec(id="a", submit_s=0.0, devices=ranks), 0, PROGRAM)
-    job.state, job.lease, job.launched = state, lease, True
+    job.state, job.lease, job.command.launched = state, lease, True
     job.running, job.placement = bool(plan), plan
     for rank in job.ranks:
         rank.phase = phase
@@ -86,13 +86,13 @@ def test_a_refused_suspend_is_tried_again_after_its_pause() -> None:
 
 def test_a_job_with_processes_beside_its_rank_stays() -> None:
     job = job_in(JobState.RUNNING, RankPhase.ON, lease=(0,))
-    job.beside = (wire.Hello(version=1, job="a", rank=0, world_size=1, pid=7),)
+    job.processes.beside = (wire.Hello(version=1, job="a", rank=0, world_size=1, pid=7),)
     assert step(job) is Step.KEEP
 
 
 def test_ranks_that_parked_too_early_go_on() -> None:
     job = job_in(JobState.SUSPENDING, RankPhase.PARKED, lease=(0, 1), ranks=2)
-    job.stop_at = 5
+    job.asked.stop_at = 5
     assert step(job) is Step.STOP_LATER
     for rank in job.ranks:
         rank.boundary = 5
@@ -126,13 +126,13 @@ def test_processes_go_to_the_node_of_the_devices_if_the_state_can() -> None:
     job = job_in(JobState.SUSPENDED, RankPhase.PARKED, plan=(0,))
     assert step(job, Surroundings(elsewhere=True)) is Step.RELOCATE
     assert waits_for(job, Surroundings(elsewhere=True, portable=False)) is For.NODE
-    job.relocating = True
+    job.relocation.ending = True
     assert waits_for(job, Surroundings(elsewhere=True)) is For.RANKS
 
 
 def test_a_job_without_processes_gives_up_devices_that_it_is_not_to_have() -> None:
     job = job_in(JobState.RUNNING, RankPhase.ABSENT, lease=(0,))
-    job.idle_since_s = 1.0
+    job.processes.idle_since_s = 1.0
     assert step(job) is Step.GIVE_UP
 
 

@@ -75,7 +75,7 @@ class Elastic(Gangs):
         """Have it on ``devices``, and wait until it has made some steps there."""
         self.direct(*devices)
         job = self.core.jobs["g"]
-        self.run(lambda: job.lease == devices and job.state is JobState.RUNNING and job.trains)
+        self.run(lambda: job.lease == devices and job.state is JobState.RUNNING and job.processes.trains)
         before = [rank.boundary for rank in job.members]
         self.run(lambda: all(one.boundary > at + 2 for one, at in zip(job.members, before, strict=True)))
 

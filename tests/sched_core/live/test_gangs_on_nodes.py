@@ -150,7 +150,7 @@ class Gangs(Site):
     def trains(self, holds=lambda: True) -> None:  # type: ignore[no-untyped-def]
         """Until the gang has made some more steps since what ``holds``."""
         job = self.core.jobs["g"]
-        self.run(lambda: holds() and job.state is JobState.RUNNING and job.trains)
+        self.run(lambda: holds() and job.state is JobState.RUNNING and job.processes.trains)
         before = [rank.boundary for rank in job.ranks]
         self.run(lambda: all(rank.boundary > at + 2 for rank, at in zip(job.ranks, before, strict=True)))
 
@@ -296,6 +296,6 @@ def test_a_gang_fails_and_says_so_if_no_node_that_is_left_has_the_snapshot_of_a_
     gangs.run(lambda: job.failures == 1)
     gangs.scheduler.apply_request(Released(job.id))  # as long as it is held it is not started again
     Site.run(gangs, lambda: job.state.ended and job.processes_gone)
-    assert (job.state, job.failure, job.failures) == (JobState.FAILED, "infrastructure", 1)
+    assert (job.state, job.verdict.failure, job.failures) == (JobState.FAILED, "infrastructure", 1)
     assert "no living node has a whole snapshot of g" in gangs.output("g", "err")
     assert gangs.happened(NodeLost) == [NodeLost("b")]

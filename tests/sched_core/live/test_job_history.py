@@ -59,7 +59,7 @@ def test_a_gang_is_as_slow_as_its_slowest_rank() -> None:
     driver = Driver(2)
     driver.running_gang(2)
     driver.wake()
-    stop_at = driver.core.jobs["g"].stop_at
+    stop_at = driver.core.jobs["g"].asked.stop_at
     for rank in range(2):
         park(driver, "g", stop_at, rank)
     for rank in range(2):
@@ -67,7 +67,7 @@ def test_a_gang_is_as_slow_as_its_slowest_rank() -> None:
         driver.progress("h", 1, rank)
     driver.wake()
     for rank in range(2):
-        driver.parked("h", driver.core.jobs["h"].stop_at, rank)
+        driver.parked("h", driver.core.jobs["h"].asked.stop_at, rank)
     resume(driver, "g", stop_at, 0)
     resume(driver, "g", stop_at, 1, copy_in_s=1.7)
     account = driver.job_history.accounts["g"]

@@ -98,13 +98,13 @@ def test_orders_arrive_exactly_once_after_an_agent_was_cut_off(short: Partition)
     job = site.on_b("a", site.directory / "enough")
     pid, epoch = job.ranks[0].pid, job.epoch
     other = site.submit("other", site.directory / "never")
-    site.run(lambda: other.launched)
+    site.run(lambda: other.command.launched)
     site.scheduler.apply_request(Held("other"))
     short.begin()
     site.scheduler.apply_request(Held("a"))
     # The order to start its command on b, where fewest are, is given while nobody hears it.
     waiting = site.submit("w")
-    site.run(lambda: waiting.launched)
+    site.run(lambda: waiting.command.launched)
     assert (job.state, waiting.nodes) == (JobState.SUSPENDING, (1,))
     short.end()
     assert site.finish("w") == [JobState.SUCCEEDED]
@@ -143,7 +143,7 @@ def test_what_still_runs_on_a_lost_node_is_dead_before_its_devices_are_given(lon
     site.scheduler.apply_request(Cancelled("here", "make room"))
     site.run(lambda: job.state is JobState.RUNNING)
     waiting = site.submit("w", site.directory / "through")
-    site.run(lambda: waiting.launched)
+    site.run(lambda: waiting.command.launched)
     assert alive(pid)
     long.end()
     site.run(lambda: waiting.state is JobState.RUNNING)
@@ -172,7 +172,7 @@ class Mover:
     def go(self, **spec: int) -> Gang:
         """On its way to b, since the second attempt."""
         job = self.site.submit("a", self.site.directory / "enough", "--portable", **spec)
-        self.site.run(lambda: job.state is JobState.RUNNING and job.trains)
+        self.site.run(lambda: job.state is JobState.RUNNING and job.processes.trains)
         assert job.lease == (0,)
         self.site.scheduler.apply_request(Moved("a", ("b/null:0",)))
         self.site.run(lambda: self.attempts >= 2)
@@ -232,7 +232,7 @@ def test_a_job_whose_state_cannot_even_be_sent_has_failed_although_its_log_canno
 ) -> None:
     site = mover.site
     job = site.submit("a", site.directory / "enough", "--portable")
-    site.run(lambda: job.state is JobState.RUNNING and job.trains)
+    site.run(lambda: job.state is JobState.RUNNING and job.processes.trains)
 
     def refuse(*_: object) -> None:
         log = site.scheduler.local.processes.log("a", "err")
@@ -243,7 +243,7 @@ def test_a_job_whose_state_cannot_even_be_sent_has_failed_although_its_log_canno
     monkeypatch.setattr(site.remote.transfers, "_command", refuse)
     site.scheduler.apply_request(Moved("a", ("b/null:0",)))
     assert site.finish("a") == [JobState.FAILED]
-    assert "No space left on device" in job.reason
+    assert "No space left on device" in job.verdict.reason
 
 
 def test_if_the_node_is_lost_to_which_a_state_is_brought_the_job_is_started_where_it_is(

@@ -47,7 +47,7 @@ def test_a_job_is_not_taken_for_one_of_an_earlier_journal(site: Renewed) -> None
     site.renew()
     site.submit("here", site.directory / "never")
     job = site.submit("a")
-    site.run(lambda: job.launched)
+    site.run(lambda: job.command.launched)
     site.begin_agent()
     assert site.finish("a") == [JobState.SUCCEEDED]
     assert job.nodes == (1,)
@@ -61,7 +61,7 @@ def test_what_runs_of_an_earlier_journal_is_killed_before_anything_is_started(si
     site.renew()
     site.submit("here", site.directory / "never")
     job = site.submit("a")
-    site.run(lambda: job.launched)
+    site.run(lambda: job.command.launched)
     assert alive(pid)
     site.begin_agent()
     site.run(lambda: job.state is JobState.RUNNING)

@@ -131,7 +131,7 @@ class Site:
         """A job that runs on node b."""
         self.submit("here", self.directory / "never")
         found = self.submit(job, boundaries, **spec)
-        self.run(lambda: found.state is JobState.RUNNING and found.trains)
+        self.run(lambda: found.state is JobState.RUNNING and found.processes.trains)
         assert found.lease == (1,)
         return found
 
@@ -208,7 +208,7 @@ def test_what_a_job_prints_elsewhere_is_here_when_it_has_ended(site: Site) -> No
     assert site.finish("e") == [JobState.FAILED]
     assert site.output("e") == "b" * 600000 + "\n"
     assert site.output("e", "err") == "oh"
-    assert site.core.jobs["e"].exit_code == 3
+    assert site.core.jobs["e"].command.exit_code == 3
 
 
 def test_a_command_that_cannot_be_started_there_says_so(site: Site) -> None:
@@ -216,7 +216,7 @@ def test_a_command_that_cannot_be_started_there_says_so(site: Site) -> None:
     site.submit("here", site.directory / "never")
     site.start("e", ["/no/such/program"])
     assert site.finish("e") == [JobState.FAILED]
-    assert site.core.jobs["e"].exit_code == 127
+    assert site.core.jobs["e"].command.exit_code == 127
     assert "cannot start /no/such/program" in site.output("e", "err")
 
 
@@ -232,7 +232,7 @@ def test_a_job_waits_for_its_node_to_be_reached(site: Site) -> None:
     site.submit("here", site.directory / "never")
     job = site.submit("a")
     site.run(lambda: site.core.jobs["here"].state is JobState.RUNNING)
-    assert job.launched
+    assert job.command.launched
     site.begin_agent()
     assert site.finish("a") == [JobState.SUCCEEDED]
 
@@ -344,4 +344,4 @@ def test_when_one_part_of_a_gang_fails_the_other_is_ended(site: Site) -> None:
     failing = "import os, signal, sys\nif os.environ['PET_NODE_RANK'] == '1': sys.exit(9)\nsignal.pause()"
     job = site.start("g", [sys.executable, "-c", failing], 2)
     assert site.finish("g") == [JobState.FAILED]
-    assert job.exit_code == 9
+    assert job.command.exit_code == 9

@@ -152,6 +152,6 @@ def test_a_rank_that_ends_before_it_has_greeted_the_next_scheduler_does_not_fail
         enough.touch()
         job = second.core.jobs["a"]
         assert second.run(lambda: job.state.ended and job.processes_gone, timeout_s=PATIENCE_S)
-        assert (job.state, job.reason) == (JobState.SUCCEEDED, "")
+        assert (job.state, job.verdict.reason) == (JobState.SUCCEEDED, "")
     while first.local.processes.descriptors:  # it never learned of their end
         first.local.processes.wait(PATIENCE_S)

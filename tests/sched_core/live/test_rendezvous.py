@@ -108,7 +108,7 @@ class Apart(Site):
         self.run(lambda: self.core.jobs["here"].state is JobState.RUNNING)
         argv = [sys.executable, "-c", SCRIPT, sys.executable, str(RANK), str(self.directory / "enough")]
         found = self.start("g", [*argv, "0", "--portable"], 2, **spec)
-        self.run(lambda: found.launched)
+        self.run(lambda: found.command.launched)
         assert found.nodes == (1, 2)
         return found
 
@@ -125,7 +125,7 @@ class Apart(Site):
     def trains(self) -> None:
         """Both parts of the gang, which have been told the same port."""
         job = self.core.jobs["g"]
-        self.run(lambda: job.state is JobState.RUNNING and job.trains and len(self.ports()) == 2)
+        self.run(lambda: job.state is JobState.RUNNING and job.processes.trains and len(self.ports()) == 2)
         assert len(set(self.ports())) == 1
 
     def ends(self) -> None:
@@ -202,7 +202,7 @@ def test_a_gang_whose_state_waits_is_started_once_on_a_node_that_was_away(apart:
     attempts = apart.attempts
     apart.run(lambda: apart.attempts > attempts + 1)
     apart.way.touch()
-    apart.run(lambda: job.state is JobState.RUNNING and job.trains and job.nodes == (0, 1))
+    apart.run(lambda: job.state is JobState.RUNNING and job.processes.trains and job.nodes == (0, 1))
     apart.ends()
     assert len(apart.ports()) == 4, "two commands of each attempt"
 

@@ -114,7 +114,7 @@ def test_a_gang_fails_by_name_if_a_rank_never_comes_and_its_launcher_waits_on(
     spec = JobSpec(id="g", submit_s=0.0, devices=2, boundary_timeout_s=1.0, on_boundary_timeout="kill")
     bench.scheduler.submit(spec, program)
     assert bench.finish() == {"g": JobState.FAILED}
-    assert bench.core.jobs["g"].reason == "it did not start rank 0 within 1 s"
+    assert bench.core.jobs["g"].verdict.reason == "it did not start rank 0 within 1 s"
 
 
 def command_of(job: str) -> psutil.Process:
@@ -133,7 +133,7 @@ def test_a_killed_rank_fails_the_gang_and_its_launcher_goes_too(open_bench: Call
     victim = launcher.children()[1]
     victim.send_signal(signal.SIGKILL)
     assert bench.finish() == {"pair": JobState.FAILED}
-    assert bench.core.jobs["pair"].reason in ("rank 0 died", "rank 1 died")
+    assert bench.core.jobs["pair"].verdict.reason in ("rank 0 died", "rank 1 died")
     assert not alive(launcher)
 
 
@@ -154,7 +154,7 @@ def test_exit_code_and_output_are_kept(open_bench: Callable[[int], Bench]) -> No
     bench = open_bench(1)
     bench.submit("bad", 3, code=7)
     assert bench.finish() == {"bad": JobState.FAILED}
-    assert bench.core.jobs["bad"].exit_code == 7
+    assert bench.core.jobs["bad"].command.exit_code == 7
     assert bench.output("bad") == "begins\nends at 3\n"
 
 
@@ -168,14 +168,14 @@ def test_a_job_killed_while_parked_fails_and_the_other_goes_on(
     command_of("a").kill()
     enough.touch()
     assert bench.finish() == {"a": JobState.FAILED, "b": JobState.SUCCEEDED}
-    assert bench.core.jobs["a"].exit_code == -signal.SIGKILL
+    assert bench.core.jobs["a"].command.exit_code == -signal.SIGKILL
 
 
 def test_a_command_that_cannot_be_started_fails(open_bench: Callable[[int], Bench]) -> None:
     bench = open_bench(1)
     bench.scheduler.submit(JobSpec(id="x", submit_s=0.0), Program(("/no/such/program",), "/", {}))
     assert bench.finish() == {"x": JobState.FAILED}
-    assert bench.core.jobs["x"].exit_code == 127
+    assert bench.core.jobs["x"].command.exit_code == 127
     assert "No such file" in bench.output("x", "err")
 
 
@@ -195,7 +195,7 @@ def test_cancel_ends_a_job_that_ignores_sigterm(
     bench.wait_for("deaf", JobState.RUNNING)
     bench.scheduler.apply_request(Cancelled("deaf", "enough"))
     assert bench.finish() == {"deaf": JobState.CANCELLED}
-    assert bench.core.jobs["deaf"].exit_code == -signal.SIGKILL
+    assert bench.core.jobs["deaf"].command.exit_code == -signal.SIGKILL
 
 
 DEAF_CHILDREN = """
@@ -220,7 +220,7 @@ def test_cancel_ends_what_the_command_leaves_behind_in_any_session(
     watched = [os.pidfd_open(int(pid)) for pid in children]
     bench.scheduler.apply_request(Cancelled("x", "enough"))
     assert bench.finish() == {"x": JobState.CANCELLED}
-    assert bench.core.jobs["x"].exit_code == -signal.SIGTERM, "the command itself was not deaf"
+    assert bench.core.jobs["x"].command.exit_code == -signal.SIGTERM, "the command itself was not deaf"
     for descriptor in watched:  # which have an hour to live; a killed one may still be on its way out
         assert select.select([descriptor], [], [], PATIENCE_S)[0]
         os.close(descriptor)

@@ -88,7 +88,7 @@ def test_a_stopped_job_is_reported_and_disturbs_nobody_for_ever(
         grace_s=1.0,
     )
     bench.scheduler.submit(spec, program)
-    bench.run(lambda: bench.core.jobs["a"].trains)
+    bench.run(lambda: bench.core.jobs["a"].processes.trains)
     (rank,) = bench.core.jobs["a"].ranks
     os.kill(rank.pid, signal.SIGSTOP)
     bench.submit("b", 20)

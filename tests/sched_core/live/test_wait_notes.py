@@ -39,12 +39,12 @@ def test_a_reason_that_lasts_is_told_once_until_the_job_trains() -> None:
     driver.do(Released("b"))
     assert noting.wait(2 * LONG_S) == [], "that was told"
     driver.do(Held("a"))
-    driver.parked("a", driver.core.jobs["a"].stop_at)
+    driver.parked("a", driver.core.jobs["a"].asked.stop_at)
     driver.resumed("b")
     driver.progress("b", 3)
     assert noting.wait(20) == []
     driver.do(Held("b"))
-    driver.parked("b", driver.core.jobs["b"].stop_at)
+    driver.parked("b", driver.core.jobs["b"].asked.stop_at)
     assert held in noting.wait(LONG_S + 20), "it has trained in between"
 
 

@@ -254,7 +254,7 @@ def test_jobs_in_more_urgent_queues_are_counted() -> None:
     driver = Driver(1, make_policy("2das", {"thresholds": (2.0, 1000.0)}))
     driver.running_pair()
     driver.wake(3.0)
-    driver.parked("a", driver.core.jobs["a"].stop_at)
+    driver.parked("a", driver.core.jobs["a"].asked.stop_at)
     driver.resumed("b")
     driver.submit("c")
     driver.hello("c")
@@ -315,7 +315,7 @@ def check(core: Core, job: Gang, sentence: str | None) -> None:
         return
     if sentence is None:
         assert job.activity is Activity.TRAINS, f"{job.id} is {job.state.value}, and nobody knows why"
-        assert job.trains
+        assert job.processes.trains
         return
     names = [str(device) for device in core.devices]
     used = {name: set(found) for name, found in zip(names, core.occupants, strict=True)}

@@ -154,7 +154,7 @@ class Scheduler:
         """Return what ``ps`` shows of ``job``."""
         found = self._core.jobs[job]
         gone = found.processes_gone and found.state.ended
-        return Outcome(found.state.value, gone, found.failure, found.attempt + 1)
+        return Outcome(found.state.value, gone, found.verdict.failure, found.attempt + 1)
 
     def handle(self, event: Event) -> None:
         """Have the core decide on ``event``, and carry out what it says.
