@@ -116,6 +116,8 @@ class RankProcess(Process):
         answers: list[wire.FromAgent] = []
         match message:
             case wire.Resume():
+                if message.epoch > self.orders.epoch:
+                    self.told_at = None  # where a former lease was to end is no matter any more
                 answers = self.orders.resume(message)
             case wire.Suspend():
                 self.command.run.safety.told_to_stop(self, message.stop_at)
