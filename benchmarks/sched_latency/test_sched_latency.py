@@ -206,8 +206,8 @@ class World:
             for command in commands:
                 if isinstance(command, WakeAt):
                     self.wake_s = command.when_s
-                elif isinstance(command, Tell):
-                    self.pending.append(self.answer(command))
+                elif isinstance(command, Tell) and not isinstance(command.message, wire.Withdraw):
+                    self.pending.append(self.answer(command))  # who trains does not withdraw
 
     def answer(self, command: Tell) -> Event:
         """What a rank says to an order."""
