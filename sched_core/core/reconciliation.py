@@ -16,6 +16,11 @@ from . import restarts, timeouts
 from .contract import CoreContract
 from .events import WakeAt
 
+#: A policy is asked at most so often at one moment, and after that again so long later: one whose answer is
+#: another each time would be asked for ever.
+MOST_PLANS = 8
+ASK_AGAIN_S = 0.1
+
 
 class Reconciliation:
     """The jobs that are not yet where the policy wants them, and when to look at them again.
@@ -52,19 +57,21 @@ class Reconciliation:
     def update(self, now: float) -> None:
         """Ask the policy if there is reason to, then do what can be done towards what it wants."""
         core = self._core
-        core.planning.ask(now)
-        core.trials.update(now)
-        for job in list(self._jobs.values()):
-            self._reconcile(job, now)
-        core.prestart.update(now)
-        if core.planning.due:  # somebody was late
-            self.update(now)
-            return
+        for _ in range(MOST_PLANS):
+            core.planning.ask(now)
+            core.trials.update(now)
+            for job in list(self._jobs.values()):
+                self._reconcile(job, now)
+            core.prestart.update(now)
+            if not core.planning.due:
+                break  # nobody was late, and no job was started anew
         core.deadlines.report_missed(now)
         jobs, planned_s = self._jobs.values(), core.planning.wake_s
         waits = [when_s for job in jobs for when_s in _tried_again_s(job) if when_s > now]
         waits += [*map(timeouts.due_s, jobs), inf if planned_s is None else planned_s]
         waits += [core.deadlines.due_s(), core.trials.due_s(), core.prestart.due_s()]
+        if core.planning.due:
+            waits.append(now + ASK_AGAIN_S)
         wake_s = min((when_s for when_s in waits if when_s < inf), default=None)
         if wake_s != self._wake_s:
             self._wake_s = wake_s
