@@ -1,4 +1,4 @@
-"""What a job does next: a pure function of what is known of it and of where it is to be.
+"""The next step of a job, as a pure function of the job's facts and of the devices that it is to have.
 
 ``steps.next_step`` alone knows the order of suspend, start and resume. Nothing here gives an order: ``core``
 takes the steps.

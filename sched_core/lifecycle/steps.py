@@ -1,13 +1,13 @@
-"""The next step of a job towards the devices that it is to have, or what it waits for.
+"""The next step of a job towards the devices that it is to have, or what the job waits for.
 
 Rules
 -----
-- A step under way is carried through. A job that is told to stop parks, also if it may stay by now.
-- Leaving never waits for entering. A job enters once nobody who does not share its devices is on them.
+- A step under way is carried through. A job that was told to stop parks, even if it could stay by now.
+- Leaving never waits for entering. A job enters once all jobs that do not share its devices have left them.
 - A job whose command was started for another number of devices, or on another node, parks first. Then its
   processes are ended and others are started.
 - A refused suspend or resume is tried again when its pause is over.
-- ``next_step`` changes nothing. After a step it is asked again, until it answers ``Waits``.
+- ``next_step`` changes nothing. The core calls it again after each step, until it returns ``Waits``.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState, Trigger
 
-#: A job takes at most so many steps at one moment: it gives up devices, and enters others.
+#: The most steps of one job at one moment, for example to give up its devices and to enter others.
 MOST_STEPS = 4
 
 
 class Step(Enum):
-    """What can be done with a job."""
+    """A step that can be taken with a job."""
 
     STOP = "stop"  # all ranks at one boundary
-    KEEP = "keep"  # its devices in the plan, too: processes beside its rank keep it from stopping
+    KEEP = "keep"  # its devices, in the plan too: processes that train beside its rank keep it from stopping
     GIVE_UP = "give up"  # its devices, on which it has no process
     RELAUNCH = "relaunch"  # for another number of devices
     RELOCATE = "relocate"  # its processes to the nodes of its devices
     ENTER = "enter"  # its devices
-    STOP_LATER = "stop later"  # ranks that have parked too early go on
-    COME_AGAIN = "come again"  # ranks whose resume was refused
+    STOP_LATER = "stop later"  # ranks that parked too early train on to the common boundary
+    COME_AGAIN = "come again"  # tell ranks whose resume was refused to resume once more
 
 
 class For(Enum):
     """What a job can wait for."""
 
-    NOTHING = "nothing"  # it is where it is to be, or has ended
+    NOTHING = "nothing"  # the job is where it is to be, or has ended
     MOMENT = "a moment"
     PLAN = "devices of the plan"
     RANKS = "its ranks"
@@ -55,12 +55,14 @@ class Waits:
 
     Attributes
     ----------
+    on
+        What the job waits for.
     until_s
-        When it is looked at again at the latest; infinite if only an event can change the answer.
+        When the job is looked at again at the latest. Infinite if only an event can change the answer.
     reason
         A sentence without a subject: "waits for ...".
     device, other
-        The device that it waits for, and the job that is still on it.
+        The device that the job waits for, and the other job that is still on the device.
     """
 
     on: For
@@ -71,18 +73,18 @@ class Waits:
 
 
 class World(Protocol):
-    """What ``next_step`` asks of everything but the job."""
+    """What ``next_step`` asks about other jobs and about nodes."""
 
     def blocker(self, job: Gang) -> tuple[int, Gang] | None:
         """Return a device of ``job.wanted`` and a job that must leave it first. None if there is none."""
         ...
 
     def misplaced(self, job: Gang) -> bool:
-        """Return True if ``job`` is to have devices of nodes on which its processes are not."""
+        """Return True if ``job`` is to have devices of nodes where it has no processes."""
         ...
 
     def can_leave(self, job: Gang) -> bool:
-        """Return True if other processes can go on from where ``job`` is now."""
+        """Return True if new processes on another node could continue ``job`` from its state now."""
         ...
 
 
@@ -95,7 +97,7 @@ def next_step(job: Gang, world: World, now: float) -> Step | Waits:
     Parameters
     ----------
     job
-        Its facts; ``job.wanted`` is where it is to be.
+        The job, with the facts known of it. ``job.wanted`` are the devices that it is to have.
     world
         The other jobs and the nodes.
     """
@@ -117,7 +119,7 @@ def next_step(job: Gang, world: World, now: float) -> Step | Waits:
 
 
 def _leave(job: Gang, now: float) -> Step | Waits:
-    """Of a job that trains on devices that it is to leave."""
+    """Return the next step of a job that trains on devices it must leave, or what the job waits for."""
     refused = job.refusals.suspend
     if refused.pauses(now):
         return Waits(For.MOMENT, refused.until_s, "waits to be told again to stop")
@@ -125,7 +127,7 @@ def _leave(job: Gang, now: float) -> Step | Waits:
 
 
 def _enter(job: Gang, world: World) -> Step | Waits:
-    """Of a job without devices."""
+    """Return the next step of a job without devices (enter or relocate), or what the job waits for."""
     if not job.wanted:
         return Waits(For.PLAN, reason="waits for devices")
     if job.relocation.ending:
@@ -143,7 +145,7 @@ def _enter(job: Gang, world: World) -> Step | Waits:
 
 
 def _go_on(job: Gang, now: float) -> Step | Waits:
-    """Of a job whose ranks are on their way."""
+    """Return the next step of a job whose ranks are entering or parking, or what the job waits for."""
     refused, parked = job.refusals.resume, job.present(RankPhase.PARKED)
     if refused.pauses(now):
         return Waits(For.MOMENT, refused.until_s, "waits to be told again to come")
