@@ -1,7 +1,7 @@
-"""What torch does at the end of a backward pass: ``backward()``, ``autograd.grad`` and all that call them.
+"""A callback at the end of each backward pass: of ``backward()``, ``autograd.grad`` and all their callers.
 
-Each of them runs the engine in one function of torch's. That function gets a last step of ours; a wrapper
-around it would be seen in the traceback of whatever a backward pass raises.
+Each of them runs the engine in one function of torch's. That function gets a last step of ours. A wrapper
+around the function would show in the traceback of an exception that a backward pass raises.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ _STEP = "_gpuslice_backward_ended"
 
 
 class AfterBackward:
-    """Has ``ended`` called after every backward pass that has come to its end, in the thread that began it.
+    """A hook that calls ``ended`` after every completed backward pass, in the thread that began the pass.
 
-    Also after those that a backward pass begins itself (checkpointing).
+    Passes that a backward pass begins itself (checkpointing) count as well. A pass that fails does not.
     """
 
     def __init__(self, ended: Callable[[], None]) -> None:
         def step() -> None:
-            # What it failed with has come through it; what its caller may be handling has not.
+            # If the pass has failed, the traceback begins in the frame that called this function. An
+            # exception that a caller was handling before has another traceback.
             error = sys.exc_info()[1]
             trace = None if error is None else error.__traceback__
             if trace is None or trace.tb_frame is not sys._getframe(1):
                 ended()
 
-        # Between two graphs of a compiled function dynamo compiles whatever is called, this and all below
-        # it too, and then nothing is counted. torch 2.6 cannot be told to leave all of it alone.
+        # Between two graphs of a compiled function, dynamo compiles every function that is called, also
+        # ``step`` and what it calls. Then nothing is counted. torch 2.6 has no way to skip all of these.
         if hasattr(eval_frame, "set_code_exec_strategy"):
             skip = eval_frame._FrameAction.SKIP
             eval_frame.set_code_exec_strategy(step.__code__, eval_frame._FrameExecStrategy(skip, skip))
@@ -44,12 +45,12 @@ class AfterBackward:
         self._function.__code__ = _with_last_step(self._function)
 
     def remove(self) -> None:
-        """Leave torch as it was."""
+        """Restore the code of torch's own function."""
         self._function.__code__ = self._original
 
 
 def _with_last_step(function: Callable[..., object]) -> CodeType:
-    """The function's code with a call of ``_STEP`` behind it; its lines are where they were."""
+    """Return the function's code with a call of ``_STEP`` added at its end. Line numbers stay the same."""
     lines, first = inspect.getsourcelines(function)
     tree = ast.parse(textwrap.dedent("".join(lines)))
     definition = tree.body[0]

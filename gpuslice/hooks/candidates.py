@@ -1,10 +1,10 @@
-"""Processes that may become ranks: joining a process group makes one, whoever started it.
+"""Prepares processes that may become ranks. A process becomes a rank when it joins a process group.
 
 torchrun tells its workers in the environment which rank they are. Other launchers do not: Lightning starts
 the ranks after the first from within the first, ``torch.multiprocessing.spawn`` calls a function in each.
-So every Python below ``gpuslice run`` that imports torch is prepared here, until its script calls
-``init_process_group``, which knows, or trains. A process that never does counts boundaries that nobody asks
-for.
+So every Python below ``gpuslice run`` that imports torch is prepared here. It becomes a rank when its script
+calls ``init_process_group``, which knows the rank, or trains. A process that does neither counts boundaries
+without a use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from gpuslice.runtime.boundaries import counter
 
 
 def prepare() -> None:
-    """Do what a process needs that may become a rank; it costs milliseconds, and most of them never do."""
+    """Install the hooks that let this process become a rank later.
+
+    This takes milliseconds only, because most processes never become a rank.
+    """
     occupy_closed_streams()
     count_boundaries(counter)
     foreign_processes.announce_on_cuda()

@@ -1,4 +1,4 @@
-"""A job that was submitted to grow and shrink must be able to: whose script is not is refused by name."""
+"""Refuses scripts that do not use `gpuslice.elastic`, although their job was submitted to grow and shrink."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REMEDY = "use gpuslice.elastic (docs/elastic.md), or submit it with one number:
 
 
 def check_group(job: Runtime) -> None:
-    """Refuse a process group of the script's own.
+    """Check, when the script makes a process group of its own, that it uses `gpuslice.elastic`.
 
     Raises
     ------
@@ -30,7 +30,7 @@ def check_group(job: Runtime) -> None:
 
 
 def watch_steps(job: Runtime) -> None:
-    """End the script, with a message, if an optimizer steps that its ranks do not share."""
+    """End the script with an error at its next optimizer step, if it has not called `elastic.attach`."""
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not _elastic(job):

@@ -1,6 +1,6 @@
-"""Hooks into an unmodified script: DataLoader's ``__next__`` and the optimizers' step (docs/run.md).
+"""Hooks that count boundaries in an unmodified script: batches, steps, backward passes, calls (docs/run.md).
 
-Every process below ``gpuslice run`` counts boundaries; ``installation`` lets somebody ask for them.
+Every process below ``gpuslice run`` counts boundaries. ``installation`` connects a controller to the counter.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gpuslice.runtime.threads.training_thread import TrainingThread
 
 
 class BeforeFetch:
-    """Stands in for ``_BaseDataLoaderIter.__next__``; looking that up, to call it, is a boundary.
+    """A stand-in for ``_BaseDataLoaderIter.__next__`` that notes a boundary when the method is looked up.
 
-    A descriptor instead of a wrapper: when the batch is fetched, no frame of ours is on the stack, so
-    what a user's dataset raises carries the user's own traceback.
+    This is a descriptor instead of a wrapper. No frame of ours is on the stack while the batch is fetched,
+    so an exception of a user's dataset carries the user's own traceback.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Hooks:
         )
 
     def remove(self) -> None:
-        """Leave torch as it was."""
+        """Remove all these hooks from torch."""
         dataloader._BaseDataLoaderIter.__next__ = self._fetch  # type: ignore[method-assign]
         for hook in self._others:
             hook.remove()
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        # Of a graph that dynamo traces only the mark remains: counting would be a side effect to guard on.
+        # While dynamo traces, only set a mark: counting would be a side effect that the graph guards on.
         if torch.compiler.is_compiling():
             self._boundaries.compiled_step = True
             return
@@ -75,7 +75,7 @@ class Hooks:
             return
         boundaries = self._boundaries
         if not boundaries.thread.trains():
-            boundaries.steps += 1  # of the job, though its boundaries are those of another thread
+            boundaries.steps += 1  # the job's step, although another thread's boundaries count
             return
         late = boundaries.stepped()
         if late:
@@ -99,12 +99,12 @@ class Hooks:
 
 
 def count_boundaries(boundaries: BoundaryCounter) -> Hooks:
-    """Hook this process's DataLoaders, optimizers and modules, those that exist already included."""
+    """Install and return the hooks that count this process's boundaries. Existing objects are hooked, too."""
     return Hooks(boundaries)
 
 
 def _has_optimizer() -> bool:
-    """Whether an optimizer was made in this process: torch then wraps the step of its class."""
+    """Return True if an optimizer was made in this process. Torch then has wrapped the step of its class."""
     kinds = [torch.optim.Optimizer]
     for kind in kinds:
         if getattr(vars(kind).get("step"), "hooked", False):
@@ -114,7 +114,10 @@ def _has_optimizer() -> bool:
 
 
 def _inside_another_step() -> bool:
-    """Whether the step that calls the hook was called by another (``super().step()``): that one counts."""
+    """Return True if another step called the step that has just ended (``super().step()``).
+
+    Only the outer step counts.
+    """
     frame = sys._getframe(2)
     step_wrapper, caller = frame.f_code, frame.f_back
     while caller is not None:

@@ -29,41 +29,41 @@ from gpuslice.runtime.threads.thread_gate import EarlyThreads
 
 
 class JobController(Controller, Protocol):
-    """A controller with a beginning and an end, and perhaps threads."""
+    """A controller that is started and finished, and may have threads of its own."""
 
     def start(self) -> None:
-        """Called before the script has any state, or as soon as it is a rank; may hold it there."""
+        """Begin to control this process, before the script has state or once it is a rank. May block it."""
         ...
 
     def finish(self) -> None:
-        """Called when the script has ended, if it could begin."""
+        """Stop controlling this process, because the script has ended. Not called if ``start`` has failed."""
         ...
 
     def end_threads(self) -> None:
-        """Called last, also if ``start`` has failed: no thread of its may be alive afterwards.
+        """Stop all threads of the controller. Called last, also if ``start`` has failed.
 
-        One that frees a tensor, or is in torch otherwise, while the interpreter is finalized aborts the
-        process: Python unwinds it then, out of C++ that forbids that.
+        A thread that frees a tensor, or is in torch otherwise, while the interpreter is finalized aborts
+        the process: Python unwinds the thread out of C++ code that forbids unwinding.
         """
         ...
 
 
-#: The process that is a rank here: what it forks is none until it joins.
+#: PID of the process that is a rank; 0 before. A fork has another PID, and is no rank until it joins.
 _ranks_pid = 0
 
 
 def install(early: EarlyThreads | None = None) -> None:
-    """Make this process a job under gpuslice, as the settings in the environment say.
+    """Install gpuslice's hooks in this process. Make it a rank, if the environment says that it is one.
 
     Parameters
     ----------
     early
-        The script's threads that have started before.
+        The script's threads that started before this call.
 
     Raises
     ------
     SystemExit
-        After a message, with the error's exit code, if what the user asked for is impossible here.
+        With the error's exit code, after a message, if the user's settings cannot be carried out here.
     """
     _explain_errors()
     try:
@@ -89,7 +89,7 @@ def install(early: EarlyThreads | None = None) -> None:
 
 
 def join(rank: int, world_size: int) -> None:
-    """Make this process, which has joined a process group, that rank of the job.
+    """Make this process rank ``rank`` of its job, because it has joined a group of ``world_size`` ranks.
 
     Raises
     ------
@@ -117,12 +117,19 @@ def join(rank: int, world_size: int) -> None:
 
 
 def take_over(boundary: int) -> Sequence[int]:
-    """Make this process, which trains at this boundary, the job's rank in place of the one that started it.
+    """Make this process the job's rank in place of the launcher that started it, because it trains here.
+
+    Nothing happens if the job has several ranks, or if no launcher started this process.
+
+    Parameters
+    ----------
+    boundary
+        Number of the present boundary.
 
     Returns
     -------
     Sequence of int
-        The signals whose handlers could not run meanwhile.
+        The signals that were held back while the controller was called, to be delivered.
 
     Raises
     ------
@@ -156,7 +163,10 @@ def _explain_errors() -> None:
 
 
 def _joined(rank: int, world_size: int) -> None:
-    """In the process that has the hooks, or in a fork of it."""
+    """Make this process a rank, because it has joined a process group. A sole member waits until it trains.
+
+    Called in the process that has the hooks, or in a fork of it.
+    """
     if world_size == 1:
         watch_for_training(runtime().boundaries, take_over)
     elif not process_groups.below_a_rank(os.environ):
@@ -173,9 +183,9 @@ def _check_ranks(job: Runtime, identity: RankIdentity) -> None:
 
 
 def _begin(job: Runtime, *, replaces: int = 0) -> None:
-    """Let somebody ask for this rank's boundaries, from now to its end.
+    """Start this process as a rank: connect its controller to the boundaries, and register its end.
 
-    ``replaces``: the process that has been this rank so far.
+    ``replaces`` is the PID of the process that was this rank so far; 0 if there was none.
     """
     global _ranks_pid
     _ranks_pid = os.getpid()
@@ -204,7 +214,10 @@ def _begin(job: Runtime, *, replaces: int = 0) -> None:
 
 
 def _forked(job: Runtime) -> None:
-    """Have a fork become a rank if it trains. If its parent has trained, it does so beside that."""
+    """Prepare this fork of a rank to become a rank itself once it trains.
+
+    Without a scheduler, a fork does not become a rank if its parent has trained or has a named job.
+    """
     job.boundaries.forget_controller()
     if job.settings.socket:
         job.boundaries.steps = 0  # those were the parent's
@@ -219,7 +232,7 @@ def _controller(job: Runtime, replaces: int) -> JobController | None:
 
 
 def _finish(job: Runtime, controller: JobController | None, pid: int) -> None:
-    """The script has ended, well or not."""
+    """Finish the checkpoints and the controller, and write the report: the script has ended."""
     if os.getpid() != pid:
         return
     job.boundaries.forget_controller()
@@ -238,13 +251,16 @@ def _end_threads(end_them: Callable[[], None], pid: int) -> None:
 
 
 class NoRank:
-    """Controls a process of a job of several ranks before it, or what it starts, has become one of them."""
+    """The controller of a process that belongs to a job of several ranks, but has not become one of them."""
 
     def __init__(self, boundaries: BoundaryCounter) -> None:
         self._boundaries = boundaries
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
-        """Data may be looked at, but nobody trains on a device that nobody has given him."""
+        """End the script with an error if it has made an optimizer step: it has no device. Return ``()``.
+
+        It may fetch batches before it becomes a rank.
+        """
         if self._boundaries.steps:
             end(
                 UsageError(

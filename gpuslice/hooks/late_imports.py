@@ -1,7 +1,7 @@
-"""What a script imports after torch is hidden from looks at the heap, too, before its first module is made.
+"""Hides what a script imports after torch from searches of the heap, when it makes its first module.
 
-Libraries such as Lightning and transformers leave as many objects as torch does, and a suspend that looks at
-all of them takes longer to find a model than to move it.
+Libraries such as Lightning and transformers leave as many objects as torch does. A suspend that looks at all
+of these objects takes longer to find a model than to move it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _IMPORTLIB = "<frozen importlib._bootstrap>"
 
 
 def hide_before_the_first_module() -> None:
-    """At the first ``Module()`` outside of imports hide everything, if nothing lives that a look must find.
+    """Hide all objects from heap searches when the script makes its first module outside of an import.
 
-    Until then ``Module.__init__`` is wrapped. A script that has made tensors before keeps what it had.
+    Nothing is hidden if the script has made a tensor, or another object that a suspend must find, before.
+    Until then ``Module.__init__`` is wrapped.
     """
     original = nn.Module.__init__
 
@@ -52,6 +53,6 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _sought() -> list[list[Any]]:
-    """The live objects of every kind that a suspend or a move looks for."""
+    """Return the live objects of each kind that a suspend or a move looks for."""
     on_gpus = torch.cuda.Stream, torch.cuda.Event, torch.cuda.CUDAGraph
     return look(torch.Tensor, torch.UntypedStorage, *on_gpus, *foreign_arrays.kinds())

@@ -1,8 +1,8 @@
-"""Where the outermost ``nn.Module`` is called, in a script that does nothing but evaluate.
+"""Counts calls of the outermost ``nn.Module`` as boundaries, in a script that only evaluates.
 
-Every layer of a model is called like the model. So that nobody pays for that, calls are watched only while
-they may count: from the beginning, and from every ``model.eval()``, to the first batch, optimizer step or
-backward pass; and, once an outermost call was seen, those of its class only.
+Every layer of a model is called like the model itself, so watching all calls is expensive. Calls are watched
+only while they may count: from the beginning, and from every ``model.eval()``, until the first batch,
+optimizer step or backward pass. Once an outermost call was seen, only calls of its class are watched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch._C._functorch import peek_interpreter_stack
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.runtime.ending import deliver
 
-#: What is on the stack below whatever a module's call runs. Compared by identity: code is slow to hash.
+#: The code that is on the stack while a module's call runs. Compared by identity: code is slow to hash.
 _WITHIN = nn.Module._call_impl.__code__
 
 
@@ -27,14 +27,15 @@ _graph_task, _grad_enabled = torch._C._current_graph_task_id, torch.is_grad_enab
 
 
 class OutermostCalls:
-    """Counts the outermost calls of modules in the thread that trains.
+    """The hooks that count outermost calls of modules in the thread that trains.
 
     Parameters
     ----------
     boundaries
-        The process's counter; it says when calls count.
+        The process's counter. It says when calls count.
     optimizing
-        Whether the script has an optimizer: calls with gradients are then part of a step to come.
+        Returns True if the script has an optimizer. Calls with gradients then belong to a step, and do not
+        count.
     """
 
     def __init__(self, boundaries: BoundaryCounter, optimizing: Callable[[], bool]) -> None:
@@ -47,14 +48,14 @@ class OutermostCalls:
         self._watch(nn.Module)
 
     def remove(self) -> None:
-        """Leave torch as it was."""
+        """Remove the hooks from ``nn.Module``."""
         self._watch(None)
         nn.Module.eval = self._original_eval  # type: ignore[method-assign]
 
     def _watch(self, kind: type | None) -> None:
-        """Watch the calls of modules of this class from now on, and no others."""
+        """Watch only calls of modules of class ``kind`` from now on; if it is None, watch no calls."""
         former, self._watched = self._watched, kind
-        # While torch.fx traces, it has a function of its own in the place of that of nn.Module.
+        # While torch.fx traces, nn.Module.__call__ is a function of torch.fx, which must stay.
         if former is not None and vars(former).get("__call__") is self._hook:
             if former is nn.Module:
                 nn.Module.__call__ = self._original_call  # type: ignore[method-assign]
@@ -69,7 +70,7 @@ class OutermostCalls:
         if torch.compiler.is_compiling() or not self._boundaries.thread.may_train():
             return
         self._boundaries.expect_calls()
-        # Having traced, torch.fx leaves what it has found by asking for it: the function, not the hook.
+        # After a trace, torch.fx restores what it had looked up: the original function, not our hook.
         if vars(nn.Module)["__call__"] is self._original_call:
             self._watch(nn.Module)
 
@@ -80,7 +81,7 @@ class OutermostCalls:
         if not boundaries.counts_module_calls:
             self._watch(None)
             return
-        # All in one function: it is called for every layer, until it is known which class is outermost.
+        # All in one function, for speed: it runs for every layer until the outermost class is known.
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             if frame.f_code is _WITHIN:
@@ -96,15 +97,15 @@ class OutermostCalls:
             deliver(late)
 
     def _narrow(self, kind: type) -> None:
-        """From now on only calls of this class; not if it has a way of its own to be called."""
+        """Watch only calls of ``kind`` from now on, unless it has a metaclass or a ``__call__`` of its own."""
         if type(kind) is type and kind.__call__ is self._original_call:
             self._watch(kind)
 
 
 class _OnLookup:
-    """Stands in for a method; looking it up on an object, to call it, is noticed.
+    """A stand-in for a method that calls ``notice`` with the object on which the method is looked up.
 
-    As with ``BeforeFetch`` no frame of ours is on the stack while the method runs.
+    As with ``BeforeFetch``, no frame of ours is on the stack while the method runs.
     """
 
     def __init__(self, original: Callable[..., Any], notice: Callable[[object], None]) -> None:
@@ -119,7 +120,7 @@ class _OnLookup:
 
 
 class _OnLookupInSubclass(_OnLookup):
-    """The same for ``__call__`` of a subclass: it is called by what ``nn.Module`` has there at the time."""
+    """A stand-in for ``__call__`` of a subclass. It calls what ``nn.Module.__call__`` is at that time."""
 
     def __get__(self, module: object | None, owner: type | None = None) -> Callable[..., Any]:
         self._original = nn.Module.__call__

@@ -1,4 +1,4 @@
-"""Notices that this process joins a process group, by whatever way."""
+"""Notices when this process joins a process group, and knows whether a rank or a launcher started it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpuslice.launch.rank_identity import ARMED
 
 
 def watch(join: Callable[[int, int], None]) -> None:
-    """Have ``join(rank, world_size)`` called when this process has joined a default process group.
+    """Have ``join(rank, world_size)`` called whenever this process has joined a default process group.
 
-    By every way there is: ``init_process_group`` notes the group in one function, and nobody else does.
-    What is pending in any group keeps the process from being suspended.
+    All ways to join set the default group in one function of torch's, which is replaced here. Pending
+    collectives of all groups are tracked from now on: they keep the process from being suspended.
     """
     if not torch.distributed.is_available():
         return
@@ -33,12 +33,15 @@ def watch(join: Callable[[int, int], None]) -> None:
 
 
 def below_a_rank(environ: Mapping[str, str]) -> bool:
-    """Whether a process that started this one is a rank: a group that this one joins is another one then."""
+    """Return True if a rank has started this process. A group that it joins is then not the job's."""
     rank, _, pid = environ.get(ARMED, "").partition(" ")
     return rank != "" and pid != str(os.getpid())
 
 
 def below_a_launcher(environ: Mapping[str, str]) -> int:
-    """The process that started this one and has the hooks, but is no rank of a group; 0 if there is none."""
+    """Return the PID of the launcher that started this process; 0 if there is none.
+
+    A launcher has the hooks, but is no rank of a group.
+    """
     rank, _, pid = environ.get(ARMED, "").partition(" ")
     return int(pid) if rank == "" and pid not in ("", str(os.getpid())) else 0

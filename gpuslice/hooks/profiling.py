@@ -1,4 +1,4 @@
-"""A job that is profiled: records its steps in its own process, and ends when there are enough."""
+"""Profiles a job in its own process: records its steps, and ends the script when there are enough."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Fetch = Callable[[Any], Any]
 
 
 def install(runtime: Runtime) -> None:
-    """Profile this process; called before its own hooks, so that a step is noted before its boundary."""
+    """Record a profile of this process. Call this before the boundary hooks: steps come before boundaries."""
     profiling = Profiling(runtime)
     for kind in (dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter):
         kind._next_data = profiling.timed(kind._next_data)  # type: ignore[method-assign]
@@ -46,7 +46,7 @@ class Profiling:
     Parameters
     ----------
     runtime
-        Its settings say how many steps, and which file.
+        The rank's runtime. Its settings say how many steps to record, and to which file.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -61,7 +61,7 @@ class Profiling:
         self._control: StepControl | None = None
 
     def timed(self, fetch: _Fetch) -> _Fetch:
-        """``fetch`` of a DataLoader's iterator, with the time that the main thread waits in it."""
+        """Return a DataLoader's ``fetch``, wrapped to record how long the training thread waits in it."""
 
         def fetching(iterator: Any) -> Any:
             recorder = self._recorder
@@ -79,7 +79,7 @@ class Profiling:
         return fetching
 
     def stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """An optimizer's step has ended."""
+        """Record that a step of ``optimizer`` has ended."""
         if torch.compiler.is_compiling() or self._recorder is None:
             return
         self._optimizers.saw(optimizer)
@@ -87,12 +87,12 @@ class Profiling:
             self._recorder.stepped()
 
     def at_boundary(self, boundary: int) -> None:
-        """Cut the recording here if a step has ended; end the script when there are enough.
+        """Record a boundary, and end the script if enough steps are recorded.
 
         Raises
         ------
         SystemExit
-            With 0: ``finally`` blocks and exit handlers run.
+            With exit status 0. ``finally`` blocks and exit handlers run.
         """
         if self._recorder is None:
             self._recorder = self._begin()
@@ -107,7 +107,7 @@ class Profiling:
             sys.exit(0)
 
     def write(self, pid: int) -> None:
-        """Write down what was recorded, if that was not done; of a fork, nothing."""
+        """Write the recording to its file, once. Nothing is written in a process other than ``pid``."""
         if self._written or os.getpid() != pid:
             return
         self._written = True
@@ -125,7 +125,7 @@ class Profiling:
         return rank_path(Path(self._runtime.settings.profile), self._runtime.identity.rank)
 
     def _begin(self) -> StepRecorder:
-        """By the first boundary it is known whether the script computes on a GPU."""
+        """Return a new recorder at the first boundary. It measures the GPU if the script uses one by then."""
         self._control = StepControl.beside(self._path())
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return StepRecorder(self._host_memory)

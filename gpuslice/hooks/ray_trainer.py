@@ -1,9 +1,8 @@
-"""Ray's ``TorchTrainer`` in a job: the job's ranks are its workers.
+"""Makes Ray's ``TorchTrainer`` use the job's ranks as its workers.
 
-By itself a trainer has Ray start its workers as actors, which are no ranks of the job. In a job the ranks are
-there already: torchrun has started them, and they have the devices. So a trainer is told to have no workers.
-That is Ray's local mode: the training function is called in this process, which is the rank that torchrun's
-variables say.
+By default, a trainer has Ray start its workers as actors, which are no ranks of the job. In a job, torchrun
+has started the ranks already, and they have the devices. So a trainer is told to have no workers. That is
+Ray's local mode: it calls the training function in this process, whose rank torchrun's variables say.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from gpuslice.errors import EnvironmentUnusableError, GpusliceError, UsageError,
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime.ending import end
 
-#: Where the class is; Ray Train V1, which has no local mode, has one of its own.
+#: The module of the class that has a local mode. Ray Train V1 has another class, without local mode.
 MODULE = "ray.train.v2.torch.torch_trainer"
 _LOCAL_MODE = "LocalTorchController"
 
 
 def install(module: str) -> None:
-    """Change the trainer of ``module``, which has just been imported."""
+    """Change ``TorchTrainer`` in ``module``, which has just been imported, to train in the job's ranks."""
     trainer = sys.modules[module].TorchTrainer
     make = trainer.__init__
 
@@ -44,12 +43,12 @@ def install(module: str) -> None:
 
 
 def _in_ranks(module: str, scaling_config: Any) -> Any:
-    """``scaling_config`` for a trainer whose workers are there already.
+    """Return a copy of ``scaling_config`` with no workers, because the job's ranks are the workers.
 
     Raises
     ------
     UsageError
-        If it wants another number of them.
+        If it asks for another number of workers than the job has ranks.
     EnvironmentUnusableError
         If this Ray has no local mode for several ranks.
     """
