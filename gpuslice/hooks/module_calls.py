@@ -97,7 +97,7 @@ class OutermostCalls:
             deliver(late)
 
     def _narrow(self, kind: type) -> None:
-        """Watch only calls of ``kind`` from now on, unless it has a metaclass or a ``__call__`` of its own."""
+        """Watch only calls of ``kind`` from now on, unless it has a metaclass or its own ``__call__``."""
         if type(kind) is type and kind.__call__ is self._original_call:
             self._watch(kind)
 
