@@ -1,11 +1,11 @@
-"""What a live job's time has gone to: by the leases it has held and what its ranks did under them.
+"""The time of a live job, added up by what the job did: it waited, switched, set up or trained.
 
-Nothing is booked ahead, and nothing of a plan: a job that is to leave its devices, and does not, goes on to
-attain service; one that is to have some, and cannot enter, waits. A job does one thing at a time, so the sums
-of all that it has done are its age.
+Only leases that the job has held count, never plans. A job that is to leave its devices and does not goes on
+to attain service. A job that is to have devices and cannot enter them waits. A job does one thing at a time,
+so the sums of all activities are its age.
 
-Time is added up only when a job goes from one activity to another. All such moments are events that a journal
-has, whereas it leaves out heartbeats. So a replayed journal gives the same sums to the last bit.
+Time is added up only when a job goes from one activity to another. The journal has every event at which that
+happens, whereas it leaves out heartbeats. So a replayed journal gives the same sums to the last bit.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ import msgspec
 
 from gpuslice.sched_core.job import Job, JobSpec
 
-#: Set-up beyond this counts as attained service, or a job that never trains could keep its devices for ever.
+#: Set-up beyond this counts as attained service: a job that never trains must not keep its devices for ever.
 SETUP_AT_MOST_S = 300.0
 
 
 class Activity(Enum):
-    """What a job does, as far as its time is concerned."""
+    """The activities of a job that its time is divided into."""
 
     WAITS = "waits"  # it has no devices
-    HELD = "held"  # nor has it any, and its owner keeps it from having some
+    HELD = "held"  # it has no devices, because its owner holds it
     SWITCHES = "switches"  # it has devices, and not all of its ranks are on them
-    SETS_UP = "sets up"  # they are on them, and this training has not reached its first boundary
-    TRAINS = "trains"  # or keeps its devices between two trainings
+    SETS_UP = "sets up"  # its ranks are on its devices, and this training has not reached its first boundary
+    TRAINS = "trains"  # it trains, or keeps its devices between two trainings
     ENDED = "ended"
 
 
-#: What a job does while it has devices.
+#: The activities of a job that has devices.
 _ON_DEVICES = frozenset({Activity.SWITCHES, Activity.SETS_UP, Activity.TRAINS})
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """What a job does now, since when, on how many devices, and its progress per second there."""
+    """A job's present activity: since when, on how many devices, and the progress per second there."""
 
     activity: Activity
     since_s: float
@@ -46,16 +46,16 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class AccountedJob(Job):
-    """A job whose attained service is what it has had, not what was planned for it.
+    """A job whose attained service is the device time that it has had, not what was planned for it.
 
     Attributes
     ----------
     stretch
-        What it does now.
+        Its present activity, and since when.
     waited_s, held_s, switching_s, setup_s
-        Time without devices, the same while its owner held it, time on devices in which it came, left
-        or ended, and time on devices before the first boundary of a training, all up to the present stretch.
-        With ``executed_s`` they are its age.
+        Seconds up to the present stretch: without devices; without devices because its owner held it; on
+        devices while it came, left or ended; on devices before the first boundary of a training. With
+        ``executed_s`` they are its age.
     """
 
     __slots__ = ("_training_setup_s", "held_s", "setup_s", "stretch", "switching_s", "waited_s")
@@ -64,13 +64,13 @@ class AccountedJob(Job):
         super().__init__(spec, number)
         self.stretch = Stretch(Activity.WAITS, spec.submit_s)
         self.waited_s = self.held_s = self.switching_s = self.setup_s = 0.0
-        #: Set-up of the present training, up to the present stretch.
+        #: Seconds of set-up of the present training, up to the present stretch.
         self._training_setup_s = 0.0
 
     def account(self, activity: Activity, now: float, devices: int) -> None:
-        """Do ``activity`` from now on, with so many devices if any; book what it has done until now.
+        """Add up the present stretch and begin another, if ``activity`` or the number of devices has changed.
 
-        This and ``change_rate`` are all that changes the sums.
+        Only this, ``change_rate`` and ``begin_setup`` change the sums.
         """
         now, devices = max(now, self.stretch.since_s), devices if activity in _ON_DEVICES else 0
         if (activity, devices) != (self.stretch.activity, self.stretch.devices):
@@ -78,14 +78,14 @@ class AccountedJob(Job):
             self.stretch = Stretch(activity, now, devices, self.rate)
 
     def change_rate(self, rate: float, now: float) -> None:
-        """Make ``rate`` seconds of progress per second from now on."""
+        """Set the progress per second to ``rate`` from now on, after adding up the stretch until now."""
         if rate != self.rate:
             self._book(now)
             self.rate = rate
             self.stretch = Stretch(self.stretch.activity, now, self.stretch.devices, rate)
 
     def begin_setup(self, now: float) -> None:
-        """Count set-up anew from now on: what follows is another training."""
+        """Count set-up time from 0 again: another training begins now."""
         if self.stretch.activity is Activity.SETS_UP:
             self._book(now)
             self.stretch = Stretch(Activity.SETS_UP, now, self.stretch.devices, self.rate)
@@ -105,16 +105,16 @@ class AccountedJob(Job):
         elif then.activity is Activity.SETS_UP:
             self.setup_s += rest_s
             self._training_setup_s += rest_s
-        else:  # one that had ended, and has not, was about to begin again
+        else:  # it switched; or it had ended, and was about to begin again
             self.switching_s += rest_s
 
     def _trained_s(self, now_s: float) -> float:
-        """How much of the present stretch counts as training, up to ``now_s``."""
+        """Return how many seconds of the present stretch count as training, up to ``now_s``."""
         return max(0.0, now_s - self._counts_since_s) if now_s < inf else 0.0
 
     @property
     def _counts_since_s(self) -> float:
-        """Since when its present stretch counts as training; infinite if it does not."""
+        """The moment from which the present stretch counts as training; infinite if it does not."""
         if self.stretch.activity is Activity.TRAINS:
             return self.stretch.since_s
         if self.stretch.activity is Activity.SETS_UP:
@@ -122,16 +122,16 @@ class AccountedJob(Job):
         return inf
 
     def counts_from(self, now: float) -> float:
-        """Since when time on its devices counts, or will; infinite as long as it is not on them."""
+        """Return when time on its devices counts, ``now`` or later; infinite while it is not on them."""
         return max(now, self._counts_since_s)
 
     def counts(self, now: float) -> bool:
-        """Return True if its time counts at this moment."""
+        """Return True if the job's time counts as training at ``now``."""
         return self._counts_since_s <= now
 
     @property
     def setup_since_s(self) -> float | None:
-        """Since when it would have set up, if without a break; None while it does not."""
+        """When its set-up would have begun, had it had no break. None while the job does not set up."""
         if self.stretch.activity is not Activity.SETS_UP:
             return None
         return self.stretch.since_s - self._training_setup_s
@@ -146,19 +146,19 @@ class AccountedJob(Job):
         return self.progress_s + self._trained_s(now_s) * self.stretch.rate
 
     def without_devices_at(self, now_s: float) -> float:
-        """How long it has had no devices though its owner let it, since it was submitted, up to ``now_s``."""
+        """Return the seconds, up to ``now_s``, without devices though its owner did not hold it."""
         return self.waited_s + self._spent_s(Activity.WAITS, now_s)
 
     def held_at(self, now_s: float) -> float:
-        """How long it has had no devices because its owner held it, up to ``now_s``."""
+        """Return the seconds, up to ``now_s``, in which it had no devices because its owner held it."""
         return self.held_s + self._spent_s(Activity.HELD, now_s)
 
     def switching_at(self, now_s: float) -> float:
-        """How long it has come to its devices, left them or ended on them, up to ``now_s``."""
+        """Return the seconds, up to ``now_s``, of coming to its devices, leaving them or ending on them."""
         return self.switching_s + self._spent_s(Activity.SWITCHES, now_s)
 
     def setup_at(self, now_s: float) -> float:
-        """How long it has been on its devices without training, up to ``now_s``: imports, data, models.
+        """Return the seconds, up to ``now_s``, on its devices before it trained: imports, data, models.
 
         That is not attained service, which is time in which it trains (Tiresias, section 3.2.1), unless it
         takes longer than ``SETUP_AT_MOST_S``.
@@ -166,7 +166,7 @@ class AccountedJob(Job):
         return self.setup_s + self._spent_s(Activity.SETS_UP, now_s)
 
     def _spent_s(self, activity: Activity, now_s: float) -> float:
-        """What the present stretch adds to ``activity``, up to ``now_s``."""
+        """Return the seconds, without training, that the present stretch adds to ``activity``."""
         if self.stretch.activity is not activity:
             return 0.0
         return max(0.0, now_s - self.stretch.since_s) - self._trained_s(now_s)

@@ -1,4 +1,4 @@
-"""Jobs whose state can come back only where it was."""
+"""The jobs whose state can come back only on the devices that it left."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from gpuslice.sched_core.jobs.gang import Gang
 
 
 class BoundJobs:
-    """Those that were suspended with something that holds them to their devices.
+    """The suspended jobs that can resume only on the devices that they left.
 
-    Kept apart, so that nobody has to look at every job after every event.
+    They are kept here so that the core need not look at every job after every event.
     """
 
     def __init__(self) -> None:
         self._jobs: dict[str, Gang] = {}
 
     def add(self, job: Gang) -> None:
-        """``job`` has parked, and can resume only there."""
+        """Add ``job``, which has parked and can resume only on the devices that it left."""
         self._jobs[job.id] = job
 
     def planned_elsewhere(self, eligible: Container[str]) -> list[Gang]:
-        """Of the ``eligible`` ones those that are to run where they cannot resume, in order of arrival."""
+        """Return the ``eligible`` jobs that are to run where they cannot resume, in order of arrival."""
         for job in [job for job in self._jobs.values() if job.state.ended or not job.bound]:
             del self._jobs[job.id]
         found = [job for job in self._jobs.values() if job.id in eligible and job.away_from_home]

@@ -1,7 +1,7 @@
-"""What is known of a live job, in small records by kind. Each fact is written here and nowhere else.
+"""What is known of a live job, in small records by kind. Each fact is stored here and nowhere else.
 
-Heard: ``Command`` and ``Processes``, by what the shell and the ranks say. Told: ``Asked``, ``Lateness`` and
-``Relocation``, by what the job was told to do. Decided: ``Verdict``. Measured: ``Switch``.
+``Command`` and ``Processes`` hold what the shell and the ranks said. ``Asked``, ``Lateness`` and
+``Relocation`` hold what the job was told to do. ``Verdict`` is decided, ``Switch`` is measured.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Command(msgspec.Struct):
     Attributes
     ----------
     launched, launched_s
-        True if it was started, and when the newest start was. A queued job may have to wait for that.
+        True if it was started, and when it was started last. The start of a queued job may have to wait.
     exit_code
-        What it ended with, or the last attempt's did. None while it runs.
+        The exit code of this command, or of the last attempt's. None while it runs.
     said
-        What it wrote last that tells why it failed.
+        The last lines that it wrote that tell why it failed.
     """
 
     launched: bool = False
@@ -32,34 +32,34 @@ class Command(msgspec.Struct):
     said: str = ""
 
     def start(self, now: float) -> None:
-        """It is started now."""
+        """Note that the command is started now."""
         self.launched, self.launched_s, self.exit_code = True, now, None
 
     def end(self, code: int, said: str) -> None:
-        """It has ended."""
+        """Note that the command has ended with exit code ``code``, and what it ``said`` last."""
         self.exit_code, self.said = code, said
 
     def renew(self) -> None:
-        """Another attempt begins, whose command is not started yet."""
+        """Note that another attempt begins, whose command is not started yet."""
         self.launched, self.said = False, ""
 
 
 class Processes(msgspec.Struct):
-    """The present processes of a job: a command may train several times, each time with others.
+    """The present processes of a job. A command may train several times, each time in other processes.
 
     Attributes
     ----------
     trains
         True if they have reached their first boundary.
     first_hello_s
-        When the first of them said Hello.
+        When the first of them said Hello. None before.
     idle_since_s
-        Since when no process has the places, or not all are taken again, while the command goes on.
+        Since when, after a training, not every rank has a process while the command goes on. Else None.
     former_steps
         Optimizer steps that this attempt's former processes have made.
     line, beside
-        The Hellos of those that wait for a place, and of children that train beside the rank. While there are
-        any of these, the job cannot be suspended.
+        The Hellos of processes that wait for a place, and of children that train beside the rank. While there
+        are such children, the job cannot be suspended.
     """
 
     trains: bool = False
@@ -70,78 +70,78 @@ class Processes(msgspec.Struct):
     beside: tuple[Hello, ...] = ()
 
     def greeted(self, now: float) -> None:
-        """One of them has said Hello."""
+        """Note when the first of the processes said Hello."""
         if self.first_hello_s is None:
             self.first_hello_s = now
 
     def complete(self) -> None:
-        """All of them are there."""
+        """Note that all ranks have a process."""
         self.idle_since_s = None
 
     def begin(self) -> None:
-        """They have reached their first boundary."""
+        """Note that the processes have reached their first boundary."""
         self.trains = True
 
     def queue(self, line: tuple[Hello, ...]) -> None:
-        """Let ``line`` wait for a place."""
+        """Set the Hellos of the processes that wait for a place to ``line``."""
         self.line = line
 
     def stay_beside(self, beside: tuple[Hello, ...]) -> None:
-        """Let ``beside`` train beside the rank."""
+        """Set the Hellos of the processes that train beside the rank to ``beside``."""
         self.beside = beside
 
     def free(self, now: float, steps: int) -> None:
-        """None is left; the attempt has made ``steps`` steps."""
+        """Note that no process is left, and that the attempt has made ``steps`` steps so far."""
         self.trains, self.first_hello_s, self.idle_since_s, self.former_steps = False, None, now, steps
 
     def renew(self) -> None:
-        """Another attempt begins."""
+        """Forget all processes: another attempt begins."""
         self.trains, self.first_hello_s, self.idle_since_s = False, None, None
         self.former_steps, self.line, self.beside = 0, (), ()
 
 
 class Asked(msgspec.Struct):
-    """The stop that a job was told of last.
+    """The stop that the job was told to make last.
 
     Attributes
     ----------
     stop_at
-        At which boundary. Only meaningful while it is to stop, or may park for a stop that was called off.
+        The boundary to stop at. Only meaningful while it is to stop, or may park for a cancelled stop.
     overshoots
-        How often that had to be raised.
+        How often ``stop_at`` had to be raised, because a rank had passed it.
     """
 
     stop_at: int = 0
     overshoots: int = 0
 
     def begin(self) -> None:
-        """The job is told to stop; where, is said next."""
+        """Note that the job is told to stop. The boundary follows with ``aim``."""
         self.overshoots = 0
 
     def aim(self, stop_at: int) -> None:
-        """Its ranks are to stop at ``stop_at``."""
+        """Set the boundary at which the ranks are to stop."""
         self.stop_at = stop_at
 
     def overshot(self) -> None:
-        """A rank had passed that."""
+        """Count that a rank had already passed the boundary at which it was to stop."""
         self.overshoots += 1
 
     def forget(self) -> None:
-        """Other processes are there, which were told nothing."""
+        """Forget the stop: other processes are there, which were told nothing."""
         self.stop_at = self.overshoots = 0
 
 
 class Lateness(msgspec.Struct):
-    """Whether a job does in time what it is about to do.
+    """The time of the job's newest order, and how often the job was late.
 
     Attributes
     ----------
     told_s
-        When it was told to (``states.IN_TRANSIT``).
+        When its state changed last. In a state of ``states.IN_TRANSIT`` it was told then to do something.
     late
         True if it was reported for not having done that in time.
     missed
-        How often that happened since it was last suspended as told.
+        How often it was late since it was last suspended as told, or began to train.
     """
 
     told_s: float = 0.0
@@ -149,31 +149,31 @@ class Lateness(msgspec.Struct):
     missed: int = 0
 
     def told(self, now: float) -> None:
-        """It is to do something else from now on."""
+        """Note that the job is to do something else from now on, and is not late with it."""
         self.told_s, self.late = now, False
 
     def report(self) -> None:
-        """It is late."""
+        """Count that the job is late."""
         self.late, self.missed = True, self.missed + 1
 
     def parked(self) -> None:
-        """It was suspended as told."""
+        """Reset the count of late orders: the job was suspended as told."""
         self.missed = 0
 
     def trained(self) -> None:
-        """It has begun to train."""
+        """Note that the job has begun to train: it is not late, and the count of late orders is reset."""
         self.late, self.missed = False, 0
 
 
 class Relocation(msgspec.Struct):
-    """The way of a job to other processes: on another node, or of another number.
+    """The move of a job to other processes: on another node, or in another number.
 
     Attributes
     ----------
     ending
         True while its processes are being ended because others are to be started on other nodes.
     left_s, gone_s
-        When the last relocation or relaunch began, and when its processes were gone. None once it trains
+        When the last relocation or relaunch began, and when its processes were gone. None once the job trains
         again, and if it had not trained before.
     """
 
@@ -182,40 +182,43 @@ class Relocation(msgspec.Struct):
     gone_s: float | None = None
 
     def leave_node(self, now: float, *, loses_time: bool) -> None:
-        """Its processes are told to end. It ``loses_time`` if it has trained."""
+        """Note that the processes are told to end, to be started on other nodes.
+
+        ``loses_time`` is True if the job has trained, so that the move costs it time.
+        """
         self.ending = True
         if self.left_s is None and loses_time:
             self.left_s = now
 
     def relaunch(self, now: float, *, loses_time: bool) -> None:
-        """Its processes are told to end, so that as many are started as it is to have devices."""
+        """Note that the processes are told to end, to be started in another number."""
         if not self.ending:
             self.left_s = now if loses_time else None
         self.ending = False
 
     def go_on(self, left_s: float | None, now: float) -> None:
-        """Its processes are gone since ``now``, and others are started. It stands still since ``left_s``."""
+        """Note that the processes are gone since ``now``, and the job stands still since ``left_s``."""
         self.left_s, self.gone_s = left_s, now
 
     def arrived(self) -> None:
-        """It trains again."""
+        """Note that the job trains again: the move is over."""
         self.left_s = self.gone_s = None
 
     def renew(self) -> None:
-        """Another attempt begins."""
+        """Forget the move: another attempt begins."""
         self.ending = False
         self.arrived()
 
 
 class Verdict(msgspec.Struct):
-    """How a job ended, or its last attempt did.
+    """How the job, or its last attempt, ended.
 
     Attributes
     ----------
     ended_s
         When it succeeded, failed or was cancelled. None while it has not ended.
     reason, failure
-        Why it failed, the last time, or was cancelled; the class of that failure (``failures.Kind``).
+        Why it failed last, or was cancelled; the class of that failure (``failures.Kind``).
     blame
         The class of a failure that the core saw before the command ended.
     """
@@ -226,29 +229,29 @@ class Verdict(msgspec.Struct):
     blame: Kind | None = None
 
     def conclude(self, reason: str, now: float, blame: Kind | None) -> None:
-        """It has ended; its failure, if it is one, is judged once its processes are gone."""
+        """Note that the job has ended. If it failed, the failure is judged once its processes are gone."""
         self.ended_s, self.reason, self.failure, self.blame = now, reason, "", blame
 
     def judge(self, failure: Failure) -> None:
-        """Its failure is ``failure``."""
+        """Set the class and the reason of the job's failure."""
         self.failure, self.reason = failure.kind.value, failure.reason
 
     def reopen(self) -> None:
-        """Another attempt begins."""
+        """Note that another attempt begins: the job has not ended."""
         self.ended_s = self.blame = None
 
 
 class Switch(msgspec.Struct):
-    """What a job's last switch was to cost and how far that may be off, if anybody knew; what it did cost."""
+    """The cost of a job's last switch: predicted, the error of that, and measured. None: not known."""
 
     predicted_s: float | None = None
     error_s: float | None = None
     cost_s: float | None = None
 
     def begin(self, predicted_s: float | None, error_s: float | None) -> None:
-        """It is told to stop."""
+        """Note that the job is told to stop, and what the switch is predicted to cost."""
         self.predicted_s, self.error_s = predicted_s, error_s
 
     def end(self, cost_s: float) -> None:
-        """It runs again."""
+        """Note that the job trains again, and what the switch has cost."""
         self.cost_s = cost_s

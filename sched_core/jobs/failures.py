@@ -20,12 +20,12 @@ _KEPT_LINES = 16
 _LINE_CHARACTERS = 200
 #: Written to stderr between two attempts; only what follows it counts.
 ATTEMPT_MARK = "gpuslice: started again, attempt "
-#: Begins the line on a command that could not be started.
+#: The beginning of the line that says why a command could not be started.
 CANNOT_START = "gpuslice: cannot start: "
 
 
 class Kind(Enum):
-    """Whose fault a failure is."""
+    """The classes of failures: whose fault a failure is."""
 
     USER = "user"
     RESOURCE = "resource"
@@ -33,7 +33,7 @@ class Kind(Enum):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A class and what it was read from."""
+    """The class of a failure, and the reason in words."""
 
     kind: Kind
     reason: str
@@ -63,7 +63,7 @@ _INFRASTRUCTURE = re.compile(
 _EXCEPTION = re.compile(
     r"^(?:\[\w+\]:\s*)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Warning)\b(?=:|$)"
 )
-#: A process in which the hooks could not be installed; the line says what to do.
+#: The beginning of the line on a process in which the hooks could not be installed. It says what to do.
 _NO_HOOKS = "gpuslice: no hooks in this process: "
 #: A port that somebody else listens at, and its number in the words of torch and of gloo.
 _PORT_IN_USE = re.compile(r"EADDRINUSE|Address already in use", re.IGNORECASE)
@@ -72,7 +72,7 @@ _PORT_REMEDY = (
     "a parked job keeps its ports, so each job needs its own MASTER_PORT: choose another, or set none (0 for "
     "a job of one rank), and torchrun takes a free one; submit --max-restarts tries again"
 )
-#: The script's own doing, even if it ends the process inside torch.
+#: A mistake of the script, even if it ends the process inside torch.
 _MISTAKE = re.compile(r"CUDA error: device-side assert triggered")
 #: What launchers say of the failure of another process, and what processes say that end with their launcher:
 #: those of torch.multiprocessing are interrupted by the kernel (``PR_SET_PDEATHSIG``) or end by ``sys.exit``.
@@ -80,24 +80,24 @@ _HEARSAY = re.compile(
     r"ChildFailedError|CalledProcessError|SignalException|ProcessRaisedException"
     r"|^(?:\[\w+\]:\s*)?(?:KeyboardInterrupt|SystemExit)\b"
 )
-#: What torchrun says of ranks that it ended itself; where its summary tells of them, and of the cause.
+#: What torchrun says of ranks that it ended itself, and the headings of its summary: failures, and the cause.
 _ENDED_BY_LAUNCHER = "closing signal SIG"
 _OTHERS, _CAUSE = "\nFailures:\n", "\nRoot Cause (first observed failure):\n"
 _HANDLING = "During handling of the above exception"
-#: The process was in the wrong, not whoever ended it.
+#: Signals that are the fault of the process itself, not of the process or person that sent them.
 _CRASHES = {signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 _COMMAND_CODES = {126: "its command cannot be executed", 127: "its command does not exist"}
 
 
 def telling(text: str) -> str:
-    """The lines of ``text``, the end of a job's stderr, that say why it ended; at most a few."""
+    """Return the lines of ``text``, the end of a job's stderr, that say why the job ended; at most a few."""
     lines = _without_ended_by_launcher(text.rsplit(ATTEMPT_MARK, 1)[-1])
     kept = [line.strip()[:_LINE_CHARACTERS] for line in lines if _tells(line)]
     return "\n".join(kept[-_KEPT_LINES:])
 
 
 def _without_ended_by_launcher(text: str) -> list[str]:
-    """The lines of ``text`` but for those on ranks that torchrun ended because another one had failed."""
+    """Return the lines of ``text`` except those on ranks that torchrun ended for another rank's failure."""
     before, cause, after = text.rpartition(_CAUSE)
     if not cause:
         return text.splitlines()
@@ -117,7 +117,7 @@ def _tells(line: str) -> bool:
 
 
 def classify(code: int, words: str) -> Failure:
-    """Judge a command that ended with ``code`` (negative: a signal) and wrote ``words`` (see ``telling``).
+    """Return why a command failed, judged by its exit ``code`` (negative: a signal) and ``telling`` words.
 
     Of several exceptions, a lack of resources counts before a mistake, and a mistake before broken
     connections: where one rank of a gang fails, the others lose their connections to it.
@@ -133,7 +133,7 @@ def classify(code: int, words: str) -> Failure:
 
 
 def verdict(words: str) -> Failure | None:
-    """Judge by ``words`` alone."""
+    """Return why a command failed, judged by ``words`` alone. Return None if they do not say."""
     return _weightiest(_verdicts(words))
 
 
@@ -156,13 +156,13 @@ def _explained(line: str) -> str:
 
 
 def _verdicts(words: str) -> dict[Kind, str]:
-    """What each line speaks for; the last line of each kind."""
+    """Return, for each kind of failure, the last line of ``words`` that speaks for it."""
     found: list[tuple[Kind | None, str]] = []
     for line in words.splitlines():
         if WITHOUT_STATE in line:  # whatever the script has said before, it is not why the process ended
             return {Kind.RESOURCE if _RESOURCE.search(line) else Kind.INFRASTRUCTURE: line}
         if line.startswith(_HANDLING):
-            found = found[:-1]  # it was being dealt with when the next one came
+            found = found[:-1]  # this exception was being handled when the next one was raised
         elif _HEARSAY.search(line):
             found.append((None, line))
         elif _RESOURCE.search(line):

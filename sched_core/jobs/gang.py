@@ -1,4 +1,4 @@
-"""A job as the live core knows it: the policy's picture of it, its ranks, and the lease they really hold."""
+"""A job as the live core knows it: what the policy wants of it, its ranks, and the lease they really hold."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class Gang(AccountedJob):
     Attributes
     ----------
     state
-        See ``states``.
+        Its state (see ``states``).
     lease, home
-        Devices held under ``epoch``, rank order; empty when none. Those it was last suspended on.
+        Devices held under ``epoch``, and devices on which it was last suspended, rank order; empty if none.
     width, world
-        How many of the ranks, the first ones, its last lease was for (0: there was none), and the epoch since
-        when these are the ones that train. The others of an elastic job wait.
+        How many ranks its last lease was for, from the first on (0: there was none), and the epoch since when
+        these are the ones that train. The others of an elastic job wait.
     requested_devices
         Devices its owner wants it moved to, until that has been done; empty when none.
     held
-        Whether its owner keeps it from running; the policy does not see it then.
+        True if its owner keeps it from running. The policy does not see it then.
     asked, lateness
-        The stop that it was told of last; whether it does in time what it is about to do.
+        The stop that it was told to make last; how often it was late with what it was told.
     refusals
         Suspends and resumes that it has refused in a row, and when to try again.
     not_before_s
@@ -52,30 +52,30 @@ class Gang(AccountedJob):
     fair_share_s, fragmentation_s
         How long it waited for its quota and for devices that were free (``wait_reasons``).
     waits_since
-        Since when it waits for one reason, and what its clocks showed then.
+        Since when it waits for one reason, and what its stopwatches showed then.
     finishing
-        Whether it has made all the steps that its owner wanted, and is about to end well.
+        True if it has made all the steps that its owner wanted, and is about to end well.
     switch
         The cost of its last switch.
     attempt, relaunches
-        How often it was started again; of that, how often for other devices, not for a failure.
+        How often it was started again; how many of these starts were for other devices, not for a failure.
     nodes, state_nodes
         Where the processes of this attempt are, and where its newest state is, if it has any; rank order.
     command, processes, relocation
-        Its command and its present processes; their way to another node, or to another number of them.
+        Its command; its present processes; its move to another node, or to another number of processes.
     step_time
         How long its steps take, in this attempt, if it said how many it has.
     deadline_missed
-        Whether it had not succeeded by its deadline.
+        True if it had not succeeded by its deadline.
     verdict
-        How it ended, or its last attempt did.
+        How it, or its last attempt, ended.
     borrowed, lent
-        The devices of its trial, rank order; empty before and after. Whether somebody's trial has borrowed a
-        device of those that the policy wants it on.
+        The devices of its trial, rank order; empty before and after. True if another job's trial has borrowed
+        a device of those that the policy wants it on.
     tried
-        Whether its trial is over, or it was to have none.
+        True if its trial is over, or it was to have none.
     given_up
-        Whether its owner wants no further attempt.
+        True if its owner wants no further attempt.
     """
 
     __slots__ = (
@@ -111,154 +111,154 @@ class Gang(AccountedJob):
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """The devices it is to be on now: the policy's, unless there is a trial, its own or another's."""
+        """The devices it is to be on now: the policy's, unless there is a trial, its own or another job's."""
         if self.borrowed:
             return self.borrowed
         return self.placement if self.running and not self.lent else ()
 
     @property
     def placed(self) -> bool:
-        """Whether it is to have devices, by the policy's plan or for its trial."""
+        """True if it is to have devices, by the policy's plan or for its trial."""
         return self.running or bool(self.borrowed)
 
     @property
     def ready(self) -> bool:
-        """Whether all ranks have said Hello."""
+        """True if all ``members`` have said Hello."""
         return not self.present(RankPhase.ABSENT)
 
     @property
     def processes_gone(self) -> bool:
-        """Whether nothing of it can touch a device any more."""
+        """True if it has no process left that can touch a device."""
         return not self.command.launched or (self.command.exit_code is not None and not self.there())
 
     @property
     def may_restart(self) -> bool:
-        """Whether it failed and another attempt is allowed."""
+        """True if it failed and another attempt is allowed."""
         failed = self.state is JobState.FAILED and self.tried
         return failed and not self.given_up and (self.failures < self.spec.max_restarts or self.may_grow)
 
     @property
     def failures(self) -> int:
-        """How often it was started again after a failure."""
+        """The number of times it was started again after a failure."""
         return self.attempt - self.relaunches
 
     @property
     def needs_relaunch(self) -> bool:
-        """Whether it is wanted on another number of devices than its command was started for."""
+        """True if it is wanted on another number of devices than its command was started for."""
         return self.spec.relaunch and bool(self.wanted) and len(self.wanted) != len(self.ranks)
 
     @property
     def keepers(self) -> int:
-        """How many ranks, the first ones, keep all of its state: one of a job whose ranks come and go."""
+        """The number of ranks, from the first on, that keep all of its state: 1 if its ranks come and go."""
         return 1 if self.spec.joined else len(self.ranks)
 
     @property
     def portable(self) -> bool:
-        """Whether other processes can go on from its snapshots, now that it is parked."""
+        """True if other processes can go on from its snapshots, now that it is parked."""
         return all(rank.portable for rank in self.members[: self.keepers])
 
     @property
     def portable_later(self) -> bool:
-        """Whether they will be able to, if it trains on."""
+        """True if other processes can go on from its snapshots, now or once it has trained on."""
         return all(rank.portable or rank.portable_later for rank in self.members[: self.keepers])
 
     @property
     def may_grow(self) -> bool:
-        """Whether its memory limit may become larger."""
+        """True if its memory limit may become larger."""
         return self.spec.device_memory_bytes < self.spec.most_device_memory_bytes
 
     @property
     def reached_max_steps(self) -> bool:
-        """Whether it has made all the steps that its owner wants."""
+        """True if it has made all the steps that its owner wants."""
         most = self.spec.max_steps
         return bool(most) and self.steps >= most
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that this attempt has made, in all of its trainings."""
+        """The optimizer steps that this attempt has made, in all of its trainings."""
         return self.processes.former_steps + max(rank.step for rank in self.ranks)
 
     def assign(self, devices: tuple[int, ...]) -> None:
-        """Be on ``devices`` by the policy's plan."""
+        """Note that the policy's plan puts the job on ``devices``."""
         self.running, self.placement = True, devices
 
     def unassign(self, now: float) -> None:
-        """Be nowhere by the policy's plan."""
+        """Note that the policy's plan gives the job no devices from ``now`` on."""
         self.running, self.since_s = False, now
 
     def progress_from(self, when_s: float) -> None:
-        """Make progress, or wait, since ``when_s``, as policies see it. Infinite: it does neither yet."""
+        """Set the moment since when policies see it make progress, or wait. Infinite: it does neither yet."""
         self.since_s = when_s
 
     def occupy(self, devices: tuple[int, ...]) -> None:
-        """Have a lease on ``devices``. Another number of them makes another world of ranks."""
+        """Give the job a lease on ``devices``. Another number of them makes another world of ranks."""
         if self.width != len(devices):
             self.width, self.world = len(devices), self.epoch
         self.lease = devices
 
     def vacate(self) -> None:
-        """Have no lease."""
+        """Take the lease away from the job."""
         self.lease = ()
 
     def begin_epoch(self) -> None:
-        """Fence off what ranks say of former leases."""
+        """Begin another epoch, so that what ranks say of former leases does not count."""
         self.epoch += 1
 
     def forget_width(self) -> None:
-        """Have no lease behind it: all ranks may have a part in the next one."""
+        """Forget how many ranks the last lease was for: all ranks may have a part in the next one."""
         self.width = self.world = 0
 
     def renew_ranks(self, count: int) -> None:
-        """Have ``count`` ranks that no process has come for."""
+        """Replace the ranks by ``count`` new ones, which have no process yet."""
         self.ranks = tuple(map(Rank, range(count)))
 
     def finish(self) -> None:
-        """End well once it has parked."""
+        """Note that the job is to end as a success once it has parked."""
         self.finishing = True
 
     def reweigh(self, weight: float) -> None:
-        """Have another weight."""
+        """Set the job's weight."""
         self.spec = msgspec.structs.replace(self.spec, weight=weight)
 
     def grow(self) -> None:
-        """Allocate twice as much; that attempt is one more than its owner allowed otherwise."""
+        """Double the job's memory limit, up to its most, and allow it one more restart for that."""
         limit_bytes = min(2 * self.spec.device_memory_bytes, self.spec.most_device_memory_bytes)
         more = self.spec.max_restarts + 1
         self.spec = msgspec.structs.replace(self.spec, device_memory_bytes=limit_bytes, max_restarts=more)
 
     def borrow(self, devices: tuple[int, ...]) -> None:
-        """Be tried on ``devices``, which the policy knows nothing of."""
+        """Put the job on trial on ``devices``, of which the policy does not know."""
         self.borrowed, self.since_s = devices, inf
 
     def give_back(self, now: float) -> None:
-        """End the trial."""
+        """End the job's trial on borrowed devices."""
         self.borrowed, self.since_s = (), now
 
     def lend(self) -> None:
-        """Be nowhere for a while, although it has devices by the policy's plan."""
+        """Note that a trial borrows the job's devices. The policy's plan still has the job on them."""
         self.lent, self.since_s = True, inf
 
     def count_leaving(self) -> None:
-        """Count that it leaves its devices: for others that it is to have, or because it is to have none."""
+        """Count a migration if the job leaves its devices for others, else a preemption."""
         moves = bool(self.wanted) and self.wanted != self.lease
         self.migrations += moves
         self.preemptions += not moves
 
     def take_back(self, now: float) -> None:
-        """Have all devices again that the policy wants it on."""
+        """Note that no trial borrows the job's devices any more: it is to be where the policy wants it."""
         self.lent = False
         if self.running:
             stays = self.state is JobState.RUNNING and self.lease == self.placement
             self.since_s = self.counts_from(now) if stays else inf
 
     def stand_still(self) -> None:
-        """Make no progress until it is back on its devices, if it is to have some by the policy's plan."""
+        """Show policies no progress until the job is back on the devices that their plan gives it, if any."""
         if self.running and not self.borrowed:
             self.since_s = inf
 
     @property
     def activity(self) -> Activity:
-        """What it does, as far as its time is concerned."""
+        """The activity that its time counts for now."""
         if self.state.ended:
             return Activity.ENDED
         if not self.lease or self.state in (JobState.QUEUED, JobState.SUSPENDED):
@@ -270,18 +270,18 @@ class Gang(AccountedJob):
         return Activity.SWITCHES
 
     def book(self, now: float) -> None:
-        """See whether it does something else from now on."""
+        """Add up the job's time if its activity has changed, and note the new one."""
         self.account(self.activity, now, len(self.lease))
 
     def end_setup(self, now: float) -> None:
-        """It has reached its first boundary."""
+        """Note that the job has reached its first boundary: its set-up is over."""
         self.processes.begin()
         self.book(now)
 
     def begin_again(self, when_s: float, ranks: int = 0) -> None:
-        """Become a job whose next attempt starts at ``when_s``; what it attained stays its own.
+        """Prepare the job for its next attempt, which starts at ``when_s``. What it attained is kept.
 
-        ``ranks`` of a job whose command is told; without them as many as in the beginning.
+        ``ranks`` is how many ranks the command of a relaunched job is told to start; 0: as many as at first.
         """
         self.attempt += 1
         self.finishing = False
@@ -299,7 +299,7 @@ class Gang(AccountedJob):
         self.step_time = StepTime()
 
     def begin_elsewhere(self, now: float, ranks: int = 0) -> None:
-        """Become a job whose processes start elsewhere. It stands still since it left, unless it is held."""
+        """Prepare the job to start in other processes. It stands still since it left, unless it is held."""
         left_s = None if self.held else self.relocation.left_s
         self.begin_again(now, ranks)
         self.relocation.go_on(left_s, now)
@@ -307,51 +307,51 @@ class Gang(AccountedJob):
 
     @property
     def members(self) -> tuple[Rank, ...]:
-        """The ranks that have a part in its lease, or had in the last one; all, before the first."""
+        """The ranks that its lease, or the last one, is for. Before the first lease: all ranks."""
         return self.ranks[: self.width] if self.width else self.ranks
 
     def waiting_ranks(self) -> list[Rank]:
-        """The processes of an elastic job that its lease is not for."""
+        """Return the ranks of an elastic job that have a process but no part in its lease."""
         return [rank for rank in self.ranks[len(self.members) :] if rank.phase in _TRAINING]
 
     def present(self, *phases: RankPhase) -> list[Rank]:
-        """The members in one of ``phases``."""
+        """Return the ``members`` that are in one of ``phases``."""
         return [rank for rank in self.members if rank.phase in phases]
 
     @property
     def bound(self) -> bool:
-        """Whether it can resume only where it was suspended."""
+        """True if it can resume only where it was suspended."""
         return any(rank.bound for rank in self.ranks)
 
     @property
     def away_from_home(self) -> bool:
-        """Whether it is to run on devices on which it cannot resume."""
+        """True if it is to run on devices on which it cannot resume."""
         return self.running and self.placement != self.home_placement and self.bound
 
     @property
     def home_placement(self) -> tuple[int, ...]:
-        """As many devices as it is to have, beginning with those that its ranks left last."""
+        """As many devices as ``placement`` has, beginning with those that its ranks left last."""
         home = self.home[: len(self.placement)]
         others = [device for device in self.placement if device not in home]
         return (*home, *others[: len(self.placement) - len(home)])
 
     def there(self) -> list[Rank]:
-        """The ranks whose process exists, as far as anybody knows."""
+        """Return the ranks whose process exists, as far as is known."""
         return [rank for rank in self.ranks if rank.phase in _THERE]
 
     def training(self) -> list[Rank]:
-        """The ranks that have a training loop to go on with."""
+        """Return the ``members`` that have a training loop to go on with."""
         return self.present(*_TRAINING)
 
     def all_on(self) -> bool:
-        """Whether every training rank, and at least one, is on its device."""
+        """Return True if every training rank, and at least one, is on its device."""
         phases = {rank.phase for rank in self.training()}
         return phases == {RankPhase.ON}
 
     def all_parked(self) -> bool:
-        """Whether every training rank, and at least one, is parked, all at the same boundary.
+        """Return True if every training rank, and at least one, is parked where it is to stop, or later.
 
-        Not while another has said Bye and its process, which may still be on the device, exists.
+        Return False while a rank that has said Bye, and may still be on its device, exists.
         """
         ranks = self.training()
         if not ranks or self.present(RankPhase.LEAVING):
@@ -359,11 +359,11 @@ class Gang(AccountedJob):
         return all(rank.phase is RankPhase.PARKED and rank.boundary >= self.asked.stop_at for rank in ranks)
 
     def allows(self, trigger: Trigger) -> bool:
-        """Whether ``trigger`` may come now."""
+        """Return True if the job's state allows ``trigger`` now."""
         return (self.state, trigger) in TRANSITIONS
 
     def move(self, trigger: Trigger, now: float) -> None:
-        """Go to the next state.
+        """Move the job to the state to which ``trigger`` leads from its present one.
 
         Raises
         ------
@@ -380,7 +380,7 @@ class Gang(AccountedJob):
         self.history.append((now, f"{trigger.value} -> {self.state.value}"))
 
     def illegal(self, what: str) -> IllegalTransitionError:
-        """The error for something that cannot happen now, with the job's history."""
+        """Return the error for ``what``, which cannot happen now, with the job's history."""
         past = "; ".join(f"{when:.3f} s: {what}" for when, what in self.history)
         return IllegalTransitionError(
             f"{what!r} is impossible while job {self.id} is in the state '{self.state.value}'",

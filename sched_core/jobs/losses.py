@@ -7,10 +7,10 @@ from gpuslice.sched_core.jobs.gang import Gang
 
 
 class ReportedLosses:
-    """``knowledge.Losses`` of a live scheduler: of each job, the newest of the first rank that has any."""
+    """The training losses that the ranks of live jobs report (``knowledge.Losses``)."""
 
     def loss(self, job: Job, now_s: float) -> float | None:
-        """The newest loss of ``job``, or ``None`` if it reports none."""
+        """Return the newest loss of the first rank of ``job`` that reports any. Return None if none does."""
         if not isinstance(job, Gang):
             return None
         return next((rank.loss for rank in job.ranks if rank.loss is not None), None)

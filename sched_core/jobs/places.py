@@ -1,4 +1,4 @@
-"""The places of a job's ranks: which process has one, which ones wait, and when all are free again."""
+"""The places of a job's ranks: which process has a place, which ones wait, and when all are free again."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _COME = (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
 
 
 def processes_of(job: Gang, number: int) -> list[int]:
-    """Return the process that is rank ``number`` now, if there is one, and those in line or beside it."""
+    """Return the pids for rank ``number``: of its process, if any, then of those in line or beside it."""
     there = [rank.pid for rank in job.there() if rank.number == number]
     others = (*job.processes.line, *job.processes.beside)
     return [*there, *(hello.pid for hello in others if hello.rank == number)]
 
 
 def idles(job: Gang) -> bool:
-    """Return True if the only rank of ``job`` has come and not begun to train."""
+    """Return True if ``job`` has one rank, whose process has come and has not begun to train."""
     (first, *others) = job.ranks
     return not others and first.phase in _COME and not (first.boundary or first.step)
 
 
 def free(job: Gang, now: float) -> None:
-    """Have no processes, until others come; what those before have done stays the job's own."""
+    """Take all processes from the places of ``job``, until others come. What the job has done is kept."""
     job.processes.free(now, job.steps)
     if job.running and now < job.since_s < inf:
         job.progress_from(now)  # the device is its own without a process, too

@@ -8,7 +8,7 @@ from gpuslice.types import PathText, VariableName, Word
 
 
 class Program(msgspec.Struct, frozen=True):
-    """How a job's processes are started; the core only hands it on.
+    """The command that starts a job's processes, with directory and environment. The core only passes it on.
 
     Attributes
     ----------

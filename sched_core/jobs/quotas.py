@@ -1,7 +1,7 @@
 """Quotas: how many devices the jobs of one tenant may ask for at the same time.
 
-A job queues for its part of the quota from its submission on, not from the moment its processes are there:
-what takes long to import loses no place to what was submitted later.
+A job queues for its part of the quota from its submission on, not from the moment its processes are there. So
+a job that imports for long loses no place to a job that was submitted later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpuslice.sched_core.jobs.gang import Gang
 
 
 class Quotas:
-    """Who may be shown to the policy; the others of a tenant wait outside, in the order of their entry.
+    """The jobs that the policy may see by their tenants' quotas, and those that wait outside, in order.
 
     Parameters
     ----------
@@ -24,12 +24,12 @@ class Quotas:
     def __init__(self, limits: Mapping[str, int]) -> None:
         self.limits = dict(limits)
         self._used: Counter[str] = Counter()
-        #: By tenant; of both, jobs by id in order of their entry.
+        #: The jobs inside their tenant's quota, and those outside: by tenant, then by id in order of entry.
         self._inside: defaultdict[str, dict[str, Gang]] = defaultdict(dict)
         self._outside: defaultdict[str, dict[str, Gang]] = defaultdict(dict)
 
     def enter(self, job: Gang) -> bool:
-        """Let ``job`` queue if it does not yet; whether it is in. If not, ``leave`` of another lets it in."""
+        """Let ``job`` queue for its tenant's quota. Return True if it is in. Else a ``leave`` lets it in."""
         tenant = job.spec.tenant
         if tenant not in self.limits or job.id in self._inside[tenant]:
             return True
@@ -38,7 +38,7 @@ class Quotas:
         return job.id in self._inside[tenant]
 
     def keeps_out(self, job: Gang) -> bool:
-        """Return True if ``job`` waits outside."""
+        """Return True if ``job`` waits outside its tenant's quota."""
         return job.id in self._outside.get(job.spec.tenant, ())
 
     def inside(self, tenant: str) -> list[str]:
@@ -50,7 +50,7 @@ class Quotas:
         return next(iter(self._outside.get(tenant, ())), "")
 
     def leave(self, job: Gang) -> list[Gang]:
-        """``job`` is gone, inside or outside; those who may come in now."""
+        """Remove ``job``, which is inside or outside. Return the jobs that come in now."""
         tenant = job.spec.tenant
         self._outside[tenant].pop(job.id, None)
         if self._inside[tenant].pop(job.id, None) is not None:

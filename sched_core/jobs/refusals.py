@@ -1,4 +1,4 @@
-"""What a job has refused since it last did it, and when to try again: suspends and resumes apart."""
+"""The suspends and the resumes that a job has refused in a row, and when to try each again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 from gpuslice.sched_core.back_off import BackOff
 
-#: Before a refused suspend or resume is tried again: at first, doubled each time, and at most.
+#: Seconds before a refused suspend or resume is tried again: the first time, doubled each time, and at most.
 _FIRST_S = 0.5
 _MOST_S = 60.0
 
@@ -21,9 +21,9 @@ class Refusals(msgspec.Struct):
     Attributes
     ----------
     suspend, resume
-        When to try again.
+        How many were refused in a row, and when to try again.
     suspend_error, resume_error
-        Why the newest was refused; empty before the first.
+        Why the newest was refused; empty before the first refusal.
     """
 
     suspend: BackOff = msgspec.field(default_factory=_back_off)
@@ -32,6 +32,6 @@ class Refusals(msgspec.Struct):
     resume_error: str = ""
 
     def forget(self) -> None:
-        """Begin anew: other processes are asked."""
+        """Reset both counts and pauses: other processes are asked from now on."""
         self.suspend.succeeded()
         self.resume.succeeded()

@@ -8,8 +8,8 @@ Rules
   but perhaps ``relaunching``; an ended job keeps them until its last process is gone.
 - A resume that is refused is tried again under the same lease, and fails the job in the end: a gang whose
   other ranks have gone on cannot be taken back to the boundary where one of them still waits.
-- A failed job may be queued again, for another attempt, at the moment its last process is gone; nobody who
-  waits for its end is told of it before.
+- A failed job may be queued again, for another attempt, at the moment its last process is gone. Waiters are
+  notified only then.
 - A job whose command is started anew for another number of devices keeps those that it has until its last
   process is gone. Then it is queued, and has the new ones once its ranks are there.
 - Migration is not a state: it is a suspend, then a resume elsewhere.
@@ -21,7 +21,7 @@ from enum import Enum
 
 
 class JobState(Enum):
-    """Where a job is in its life."""
+    """The states of a job."""
 
     QUEUED = "queued"  # accepted; its processes may be started and importing, none touches a device
     STARTING = "starting"  # first lease given, not all ranks have begun
@@ -36,25 +36,25 @@ class JobState(Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can happen to the job's training any more."""
+        """True if the job, or its last attempt, has ended."""
         return self in ENDED
 
 
 class Trigger(Enum):
-    """What can move a job to another state."""
+    """The triggers that move a job to another state."""
 
     GRANT = "grant"  # the policy gives it a lease
     ALL_ON = "all ranks on the device"
     REVOKE = "revoke"  # the policy takes the lease back
     ALL_PARKED = "all ranks parked"
-    STAY = "suspend refused"  # a rank could not suspend: those that did come back, the whole gang goes on
+    STAY = "suspend refused"  # a rank could not suspend: the others come back, and the whole gang goes on
     LATE_PARK = "late park"  # a rank parked for a suspend that had been called off
     SUCCEED = "exit 0"
     FAIL = "failure"
     CANCEL = "cancel"
     RETRY = "started again"
-    FOLLOW = "next processes"  # others are its ranks from now on, where it has its devices
-    EMPTY = "no process left"  # it gives its devices back until the next ones have come
+    FOLLOW = "next processes"  # other processes are its ranks from now on, on the devices that it has
+    EMPTY = "no process left"  # it gives its devices back until the next processes have come
     RELAUNCH = "to be started anew"  # for another number of devices
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-#: How much of what was measured before its last suspend is kept when a job is suspended again.
+#: The weight that older steps keep at each suspend.
 _MEMORY = 0.5
-#: So many steps, after the first that were reported, tell how long one takes (Chronus' profiler, SoCC 2021,
+#: How many steps must follow the first report before a step time is told (Chronus' profiler, SoCC 2021,
 #: section 4.1).
 ENOUGH = 3
 
 
 class StepTime(msgspec.Struct):
-    """Steps and the time they took, newer ones counting more.
+    """The steps of a job and the time they took. Newer steps count more.
 
     What came before the first report of a step (building the model, warming up) is no part of it. Between
     that and a suspend, or between two, only the newest report matters: a journal that leaves the others out
@@ -21,7 +21,7 @@ class StepTime(msgspec.Struct):
     Attributes
     ----------
     step, at_s
-        The newest report that told of a new step, and the time on devices then, in seconds.
+        The newest step that was reported, and the time on devices then, in seconds.
     """
 
     step: int = 0
@@ -31,8 +31,9 @@ class StepTime(msgspec.Struct):
     _before: tuple[float, float] = (0.0, 0.0)
 
     def note(self, step: int, executed_s: float) -> bool:
-        """Take in that ``step`` steps took ``executed_s`` seconds on the devices that the job asks for, or
-        as much work on others; whether that is the first.
+        """Note that ``step`` steps took ``executed_s`` seconds. Return True if these are the first steps.
+
+        The seconds are those on the devices that the job asks for, or stand for as much work on others.
         """
         first = step > self.step == 0
         if step > self.step:
@@ -42,14 +43,14 @@ class StepTime(msgspec.Struct):
         return first
 
     def suspended(self) -> None:
-        """Whatever comes now counts more than what was so far."""
+        """Note that the job is suspended: the steps that follow count more than those so far."""
         steps, seconds = self._measured()
         self._before = (steps * _MEMORY, seconds * _MEMORY)
         self._from = (self.step, self.at_s)
 
     @property
     def step_s(self) -> float | None:
-        """Seconds that a step takes, above 0; ``None`` before enough were made."""
+        """The seconds that a step takes, above 0. None before enough steps were made."""
         steps, seconds = self._measured()
         enough = self.step - self._first >= ENOUGH and min(steps, seconds) > 0
         return seconds / steps if enough else None

@@ -1,8 +1,8 @@
 """Why jobs wait, split as the Philly study does (Jeon et al., ATC 2019), live and simulated.
 
-Fair-share delay: the tenant's share, a quota or one that the policy keeps to, is used up. Fragmentation
-delay: it is not, and as many devices as the job asks for are free, but not where the policy wants them. The
-rest of the waiting is other jobs' turn.
+Fair-share delay: the tenant has used up its share, which is a quota or a share that the policy keeps to.
+Fragmentation delay: the tenant has not, and as many devices as the job asks for are free, but not where the
+policy wants them. The rest of the waiting is other jobs' turn.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Protocol
 
 from gpuslice.sched_core.job import JobSpec
 
-#: Whether a tenant that asks for so many devices more has used up its share.
+#: Returns True if a tenant that asks for so many devices more has used up its share.
 OverShare = Callable[[str, int], bool]
 
 
 @dataclass(frozen=True)
 class Delays:
-    """How long a job has waited for which reason, in seconds."""
+    """The seconds that a job has waited, by reason."""
 
     fair_share_s: float
     fragmentation_s: float
@@ -27,9 +27,9 @@ class Delays:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """When a job began to wait, what its stopwatches showed then, whether it waits for its tenant's quota.
+    """The start of a job's wait: the moment, what its stopwatches showed, and True if it waits for a quota.
 
-    A job that is not started yet could not use what is free: of ``fragmentation_s`` it has ``None``.
+    ``fragmentation_s`` is None for a job that is not started yet: it could not use what is free.
     """
 
     at_s: float
@@ -39,7 +39,7 @@ class Since:
 
 
 class Waiter(Protocol):
-    """A job, and how long it waited for which reason before it last ran."""
+    """A job that may wait, and how long it waited for which reason before it last ran."""
 
     spec: JobSpec
     demand: int
@@ -49,7 +49,7 @@ class Waiter(Protocol):
 
 
 class Stopwatch:
-    """Runs now and then.
+    """A stopwatch that is started and stopped again and again.
 
     Nothing is added up while it runs, so that a replayed journal gives the same sums to the last bit.
     """
@@ -61,7 +61,7 @@ class Stopwatch:
         self._since_s: float | None = None
 
     def run(self, now: float, *, on: bool) -> None:
-        """Start or stop it, or leave it as it is."""
+        """Start the stopwatch if ``on``, else stop it. Change nothing if it is so already."""
         if on and self._since_s is None:
             self._since_s = now
         elif not on and self._since_s is not None:
@@ -70,36 +70,36 @@ class Stopwatch:
 
     @property
     def runs(self) -> bool:
-        """Return True if it runs now."""
+        """True if the stopwatch runs now."""
         return self._since_s is not None
 
     def at(self, now: float) -> float:
-        """What it shows."""
+        """Return the seconds that the stopwatch shows at ``now``."""
         return self._shown_s if self._since_s is None else self._shown_s + (now - self._since_s)
 
 
 class Waits:
-    """Stopwatches that run while a job waits.
+    """The stopwatches that run while jobs wait.
 
-    All jobs of one size, and of one tenant where shares matter, have two stopwatches in common, one for each
-    delay; a job only remembers what they showed.
+    All jobs of one size (and of one tenant, where shares matter) have two stopwatches in common, one for each
+    delay. A job only remembers what they showed.
 
     Parameters
     ----------
     free
-        How many devices are free now.
+        Returns how many devices are free now.
     over_share
-        Who waits for its share; ``None``: nobody does, quotas aside.
+        Returns True if a tenant has used up its share. None: only quotas count.
     """
 
     def __init__(self, free: Callable[[], int], over_share: OverShare | None = None) -> None:
         self._free = free
         self._over_share = over_share
-        #: By tenant, "" where shares do not matter, and size: fair share, fragmentation.
+        #: The fair-share and the fragmentation stopwatch, by tenant ("" where shares do not matter) and size.
         self._stopwatches: dict[tuple[str, int], tuple[Stopwatch, Stopwatch]] = {}
 
     def update(self, now: float) -> None:
-        """Start and stop the stopwatches; to be called after whatever changed what is free."""
+        """Start and stop the stopwatches. To be called after every change of what is free."""
         free, over_share = self._free(), self._over_share
         for (tenant, size), (fair, fragmented) in self._stopwatches.items():
             over = over_share is not None and over_share(tenant, size)
@@ -107,13 +107,17 @@ class Waits:
             fragmented.run(now, on=free >= size and not over)
 
     def begin(self, job: Waiter, now: float, *, quota: bool = False, unstarted: bool = False) -> None:
-        """``job`` waits from now on, perhaps for its tenant's quota, or to be started."""
+        """Note that ``job`` waits from now on.
+
+        ``quota`` is True if it waits for its tenant's quota, ``unstarted`` if its command has yet to be
+        started.
+        """
         self.end(job, now)
         fair, fragmented = self._of(job)
         job.waits_since = Since(now, fair.at(now), None if unstarted else fragmented.at(now), quota)
 
     def end(self, job: Waiter, now: float) -> None:
-        """``job`` does not wait any more, if it did."""
+        """Note that ``job`` does not wait any more, and add up its delays. Do nothing if it did not wait."""
         if job.waits_since is None:
             return
         delays = self.delays(job, now)
@@ -121,7 +125,7 @@ class Waits:
         job.fair_share_s, job.fragmentation_s = delays.fair_share_s, delays.fragmentation_s
 
     def delays(self, job: Waiter, now: float) -> Delays:
-        """How long ``job`` has waited for which reason, up to ``now``."""
+        """Return the seconds that ``job`` has waited up to ``now``, by reason."""
         fair_s = fragmented_s = 0.0
         since = job.waits_since
         if since is not None:
@@ -139,7 +143,7 @@ class Waits:
         return job.waits_since is not None and not job.waits_since.quota and self._of(job)[0].runs
 
     def _of(self, job: Waiter) -> tuple[Stopwatch, Stopwatch]:
-        """The stopwatches of ``job``; new ones show nothing and stand still until the next ``update``."""
+        """Return the two stopwatches of ``job``. New ones stand still at 0 until the next ``update``."""
         key = ("" if self._over_share is None else job.spec.tenant, job.demand)
         if key not in self._stopwatches:
             self._stopwatches[key] = (Stopwatch(), Stopwatch())
