@@ -1,4 +1,4 @@
-"""A job's threads: the one that trains, the main one, which suspends the job for it, and those that wait.
+"""The threads of a job: the one that trains, the main one, which suspends the job, and those that wait.
 
 Public face: ``TrainingThread``, ``MainThread``, ``ThreadGate``.
 """

@@ -1,8 +1,8 @@
-"""The main thread suspends the job, also for another thread that trains.
+"""Has the main thread suspend the job, also when another thread trains.
 
 Python runs signal handlers in the main thread, and only there can they be held back while the job's state is
-away. A thread that is to park therefore stands still, and has the main thread do the rest. A signal that
-nobody else uses wakes the main thread, wherever it waits: in ``join``, at a queue, in a loop of its own.
+away. A thread that has to park therefore stands still, and has the main thread do the rest. A signal that few
+programs use wakes the main thread, wherever it waits: in ``join``, at a queue, in a loop of its own.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from gpuslice.checkpoint.gate import OWN_PREFIX
 from gpuslice.errors import SuspendRefusedError
 from gpuslice.runtime.threads.thread_gate import ThreadGate, inside_torch
 
-#: Ignored by a process that has no handler for it; few programs know it.
+#: The signal that wakes the main thread. A process without a handler ignores it, and few programs use it.
 CALL = signal.SIGURG
 #: How long the main thread may take to react before the suspend is refused.
 PATIENCE_S = 10.0
 _LOOK_AGAIN_S = 0.05
-#: A signal that comes while the main thread goes back to what it waited in is noticed at the next one only:
-#: Python looks for signals before it waits, and not as it begins to. So there is a next one after so long.
+#: Time until a second signal. A signal that comes while the main thread goes back to waiting is noticed only
+#: at the next signal: Python looks for signals before it waits, and not as it begins to wait.
 _NUDGE_S = 0.05
-#: The same for one that has not reacted the last time, while the training stands still.
+#: How long a main thread that did not react the last time may take. The training stands still meanwhile.
 _ONCE_MORE_S = 0.2
 _REMEDY = "have the main thread wait in Python, by thread.join() for instance, or train in the main thread"
 _T = TypeVar("_T")
 
 
 class MainThreadStuckError(SuspendRefusedError):
-    """The main thread does not do what a thread that trains asks of it."""
+    """A suspend is refused because the main thread does not react to the thread that trains."""
 
 
 class _Call(Generic[_T]):
-    """Something to be done in the main thread, for a thread that waits for it."""
+    """A function to be called in the main thread, for a thread that waits for its result."""
 
     def __init__(self, act: Callable[[], _T]) -> None:
         self._act = act
@@ -51,19 +51,19 @@ class _Call(Generic[_T]):
         self._error: BaseException | None = None
 
     def begin(self) -> bool:
-        """Return True if it is to be done now, by the caller."""
+        """Mark the call as begun, unless it is withdrawn. Return True if the caller must now perform it."""
         with self._lock:
             first, self.begun = not self.begun and not self.withdrawn, self.begun or not self.withdrawn
         return first
 
     def withdraw(self) -> bool:
-        """Return True if it has not begun. It never will."""
+        """Withdraw the call, unless it has begun. Return True if it is withdrawn, and will never begin."""
         with self._lock:
             self.withdrawn = not self.begun
         return self.withdrawn
 
     def perform(self) -> None:
-        """Do it. What ends the script is raised here, too."""
+        """Call the function and keep its result or exception. An exception that ends the script is raised."""
         try:
             self._result.append(self._act())
         except BaseException as error:
@@ -74,7 +74,10 @@ class _Call(Generic[_T]):
             self.done.set()
 
     def result(self) -> _T:
-        """Return or raise what it came to; of what ends the script, its exit status."""
+        """Return the function's result, or raise its exception.
+
+        Instead of an exception that ends the script, ``SystemExit`` with its exit status is raised.
+        """
         error = self._error
         if error is None:
             return self._result[0]
@@ -84,12 +87,12 @@ class _Call(Generic[_T]):
 
 
 class MainThread:
-    """Does for other threads what only the main one can.
+    """A way for other threads to have functions called in the main thread.
 
     Parameters
     ----------
     gate
-        Takes a thread that waits here for one that does not run.
+        Returns the thread gate. It must know that a thread which waits here stands still.
     patience_s
         How long a thread waits for the main one to react, in seconds.
     """
@@ -108,7 +111,7 @@ class MainThread:
         self._late: list[int] = []
 
     def listen(self) -> None:
-        """React from now on, unless the script uses the signal itself.
+        """Handle the signal from now on, unless the script uses the signal itself.
 
         In another thread than the main one this needs the handler of gpuslice's ``sitecustomize``.
         """
@@ -119,7 +122,7 @@ class MainThread:
             signal.signal(CALL, lambda number, frame: self._answer(frame))
 
     def run(self, act: Callable[[], _T]) -> _T:
-        """Return what ``act`` returns, or raise what it raises. The main thread calls it.
+        """Call ``act`` in the main thread. Return what it returns, or raise what it raises.
 
         Raises
         ------
@@ -153,11 +156,11 @@ class MainThread:
         nudge.start()
 
     def _answer(self, frame: FrameType | None) -> None:
-        """In the main thread: do what it is asked, unless it is amid something of torch's or of ours."""
+        """Perform the waiting call in the main thread, unless torch, gpuslice or a handler runs there."""
         call = self._call
         frames = list(stack(frame))
         if call is None or _is_busy(frames) or not call.begin():
-            return  # whoever asks asks again
+            return  # the thread that waits sends the signal again
         self._where = _place(frames)
         del frame, frames  # they would keep their variables alive
         call.perform()
@@ -172,7 +175,8 @@ class MainThread:
         Returns
         -------
         list of int
-            Those for the caller to `deliver`. In another thread none: their handlers have run, or do now.
+            The signals for the caller to `deliver`. Empty in another thread than the main one, where the
+            handlers have run already, or run now.
         """
         if _is_main():
             return act()
@@ -185,7 +189,7 @@ class MainThread:
 
     @property
     def stays(self) -> bool:
-        """True if the main thread is where it was last asked something, and so runs no signal handler."""
+        """True if the main thread is where it last answered a call, so that it runs no signal handler."""
         return _is_main() or _place(stack_of(threading.main_thread().ident or 0)) == self._where
 
     @staticmethod
@@ -205,14 +209,14 @@ def _is_main() -> bool:
 
 
 def _place(frames: Sequence[FrameType]) -> tuple[object, ...]:
-    """Return where a thread is: how deep, in which code, at which instruction."""
+    """Return where a thread is: depth of its stack, innermost code, instruction."""
     return (len(frames), frames[0].f_code, frames[0].f_lasti) if frames else ()
 
 
 def _is_busy(frames: Sequence[FrameType]) -> bool:
-    """Return True if the main thread is amid something of torch's, of ours, or in a signal's handler.
+    """Return True if the main thread is inside torch, gpuslice or a signal handler.
 
-    A handler may save a checkpoint because the job is told to end: parked, it would never come to that.
+    A handler may save a checkpoint because the job is told to end. In a parked job it would never finish.
     """
     handlers = _handlers()
     ours = any(str(one.f_globals.get("__name__")).startswith("gpuslice.") for one in frames)

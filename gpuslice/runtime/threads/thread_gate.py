@@ -1,12 +1,12 @@
-"""ThreadGate: while a job is parked, its other threads stop at their next torch operation.
+"""A gate that stops a parked job's other threads at their next torch operation.
 
-A suspended tensor has no memory. The main thread is parked, but a script may have others (an EMA updater, a
-checkpoint writer), which shall not notice. Every thread that
-starts after ``install`` runs under a ``TorchFunctionMode``, so each torch operation of it passes the gate.
-Under ``gpuslice run`` those that started before join in (``take_in``); any other thread whose code knows
-torch makes the suspend fail, by name.
-What a mode cannot see (``torch.save`` writing a storage) shows in the thread's stack, and is waited for.
-A thread that stays inside torch for too long makes the suspend fail, by name, before anything is touched.
+A suspended tensor has no memory. The main thread is parked, but a script may have other threads (an EMA
+updater, a checkpoint writer), which must not notice. Every thread that starts after ``install`` runs under a
+``TorchFunctionMode``, so each of its torch operations passes the gate. Under ``gpuslice run``, threads that
+started before pass it as well (``take_in``). Any other thread whose code knows torch makes the suspend fail,
+by name. A mode cannot see everything (``torch.save`` writing a storage): such work is found in the thread's
+stack, and its end is waited for. A thread that stays inside torch for too long makes the suspend fail, by
+name, before anything is touched.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from gpuslice.errors import SuspendRefusedError, hide_own_frames
 PATIENCE_S = 10.0
 #: Leaving a frame (``torch.save``) sends no signal, so stacks are looked at again after this long.
 _LOOK_AGAIN_S = 0.005
-#: Threads of torch's own that wait below these modules hold nothing of the device.
+#: Modules in which torch's own threads wait. Such threads hold nothing of the device.
 _IDLE_MODULES = ("torch.utils.data._utils.pin_memory", "torch._inductor.", "torch.multiprocessing")
 
 
-#: Function, types, arguments, as torch hands them to a mode.
+#: Carries out a torch operation, given function, types and arguments as torch hands them to a mode.
 CarryOut = Callable[[Callable[..., Any], Sequence[type], Sequence[Any], Mapping[str, Any]], Any]
 
 
 class EarlyThreads(Protocol):
-    """Threads older than the gate, which enter it by themselves (gpuslice's ``sitecustomize``)."""
+    """The threads older than the gate, which enter it by themselves (gpuslice's ``sitecustomize``)."""
 
     @property
     def idents(self) -> Set[int]:
-        """Those that have not entered yet; each does before it next calls anything."""
+        """Idents of the threads that have not entered yet. Each enters before it next calls a function."""
         ...
 
     def admit(self, enter: Callable[[], None]) -> None:
-        """Have each of them call ``enter``."""
+        """Have each of these threads call ``enter``."""
         ...
 
 
 class ThreadGate:
-    """Stops the process's other threads at the edge of torch.
+    """A gate between the process's other threads and torch.
 
     Parameters
     ----------
@@ -62,9 +62,9 @@ class ThreadGate:
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
-        #: Carries out what a thread asks of torch, once it has passed.
+        #: Carries out a thread's torch operation, once the thread has passed the gate.
         self.carry_out: CarryOut = _as_asked
-        #: Says what is wrong where the gate is open while the job is suspended.
+        #: Explains errors of torch operations while the gate is open and the job is suspended.
         self.parked_access = ParkedAccess()
         self._begin()
 
@@ -95,12 +95,15 @@ class ThreadGate:
         threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]
 
     def forked(self) -> ThreadGate:
-        """The gate of a fork: the same one, as what sends threads through it is there; but none is inside."""
+        """Return the gate for a fork: this one, open and with no thread inside.
+
+        The wrapper that sends threads through this gate still exists in the fork.
+        """
         self._begin()
         return self
 
     def take_in(self, early: EarlyThreads) -> None:
-        """Let threads that are older than the gate enter it."""
+        """Send threads that are older than the gate through it from now on."""
         self._early = early
         early.admit(self._enter_here)
 
@@ -118,7 +121,7 @@ class ThreadGate:
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """Inside the block the calling thread stands still, whatever its stack looks like."""
+        """Treat the calling thread as standing still inside the block, whatever its stack looks like."""
         ident = threading.get_ident()
         self._standing.add(ident)
         self._left.set()
@@ -128,16 +131,16 @@ class ThreadGate:
             self._standing.discard(ident)
 
     def mode(self) -> _GateMode:
-        """The mode under which the calling thread's torch operations pass this gate."""
+        """Return a mode under which the calling thread's torch operations pass this gate."""
         return _GateMode(self)
 
     def close(self) -> None:
-        """Stop the other threads; returns when none is inside torch.
+        """Stop the other threads at the gate. Return when no other thread is inside torch.
 
         Raises
         ------
         SuspendRefusedError
-            If one does not leave torch in time, or does not pass this gate; the gate is open again then.
+            If a thread does not leave torch in time, or does not pass this gate. The gate is open again then.
         """
         self._opened.clear()
         deadline_s = time.monotonic() + self._patience_s
@@ -168,11 +171,11 @@ class ThreadGate:
 
     @property
     def alone(self) -> bool:
-        """Whether no other Python thread exists that could look at a tensor's memory behind torch's back."""
+        """True if no other Python thread could look at a tensor's memory without torch."""
         return not any(True for _ in self._others())
 
     def _others(self) -> Iterator[tuple[str, int, list[FrameType]]]:
-        """Name, ident and frames of each other Python thread that is not known to be harmless."""
+        """Yield name, ident and frames of each other Python thread that is not known to be harmless."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         harmless = _compilers() | self._standing | {threading.get_ident()}
         for ident, frames in stacks().items():
@@ -183,7 +186,7 @@ class ThreadGate:
                 yield name, ident, frames
 
     def _busy(self) -> tuple[str, str] | None:
-        """A thread that is inside torch, and what it runs there."""
+        """Return the name of a thread that is inside torch, and what it runs there; None if there is none."""
         for name, ident, frames in self._others():
             mode = self._modes.get(ident)
             if mode is not None and mode.waiting:
@@ -195,7 +198,7 @@ class ThreadGate:
         return None
 
     def _ungated_thread(self) -> str | None:
-        """A thread that no gate stops and whose code knows torch."""
+        """Return the name of a thread whose code knows torch and that the gate cannot stop; else None."""
         early = self._early.idents if self._early is not None else ()
         for name, ident, frames in self._others():
             if ident not in self._modes and ident not in early and any(map(knows_torch, frames)):
@@ -204,10 +207,10 @@ class ThreadGate:
 
 
 class _GateMode(TorchFunctionMode):
-    """One thread's way through the gate; ``inside`` is the operation it is in.
+    """The mode that sends one thread's torch operations through the gate.
 
-    ``inside`` is written before the gate is read, and ``close`` shuts the gate before it reads ``inside``:
-    one of the two always sees the other.
+    ``inside`` is the operation that the thread is in. It is written before the gate is read, and ``close``
+    shuts the gate before it reads ``inside``: one of the two always sees the other.
     """
 
     def __init__(self, gate: ThreadGate) -> None:
@@ -261,10 +264,10 @@ def _as_asked(
 
 
 def _compilers() -> set[int | None]:
-    """Idents of the threads in torch.compile's pool: they write and compile code, and see no tensors.
+    """Return the idents of the threads in torch.compile's pool: they compile code, and see no tensors.
 
-    They wait for work between two compilations with no frame of torch's on their stack, so that only the
-    pool itself (``torch._inductor.async_compile.AsyncCompile.pool``, made on first use) tells who they are.
+    Between two compilations they wait with no frame of torch's on their stack. Only the pool itself
+    (``torch._inductor.async_compile.AsyncCompile.pool``, made on first use) tells who they are.
     """
     module = sys.modules.get("torch._inductor.async_compile")
     pool: Any = getattr(getattr(module, "AsyncCompile", None), "pool", None)
@@ -274,7 +277,7 @@ def _compilers() -> set[int | None]:
 
 
 def knows_torch(frame: FrameType) -> bool:
-    """Whether a function belongs to a module that has imported torch or something of it."""
+    """Return True if the frame's module has imported torch or something from torch."""
     for value in list(frame.f_globals.values()):
         if isinstance(value, ModuleType):
             home = value.__name__
@@ -296,7 +299,7 @@ def _waits_in_torch(frames: Iterable[FrameType]) -> bool:
 
 
 def _torch_module(frames: Iterable[FrameType]) -> str | None:
-    """Name of the innermost torch module on a stack, or ``None``."""
+    """Return the name of the innermost torch module on a stack; None if there is none."""
     for one in frames:
         name = one.f_globals.get("__name__", "")
         if name == "torch" or name.startswith("torch."):

@@ -1,7 +1,7 @@
-"""Which thread's mini-batches are the job's boundaries: the main one, unless another one trains.
+"""Finds the thread whose mini-batches are the job's boundaries: the main one, unless another one trains.
 
-A thread that steps an optimizer or runs a backward pass trains. One that only fetches batches may do so for
-another (a prefetcher), or may be about to train: its fetches count while no thread has trained.
+A thread that steps an optimizer or runs a backward pass trains. A thread that only fetches batches may do so
+for another one (a prefetcher), or may be about to train. Its fetches count while no thread has trained.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from _thread import get_ident
 
 
 class TrainingThread:
-    """The thread whose boundaries count. Asking it costs the thread that trains one comparison.
+    """The thread whose boundaries count. A check costs the thread that trains one comparison.
 
     Attributes
     ----------
     ident
-        Of that thread.
+        Ident of that thread.
     shared
-        Whether several threads train by turns or at once: no boundary of one is a boundary of the others.
+        True if several threads train, by turns or at once. A boundary of one is then none of the others.
     """
 
     __slots__ = ("_busy", "_rival", "_seen", "_thread", "_trains", "ident", "shared")
@@ -38,7 +38,7 @@ class TrainingThread:
 
     @property
     def thread(self) -> threading.Thread:
-        """The thread itself."""
+        """The thread whose boundaries count."""
         return self._thread
 
     def trains(self) -> bool:
@@ -57,7 +57,7 @@ class TrainingThread:
         return True
 
     def may_train(self) -> bool:
-        """Return True if the calling thread's boundaries count. It fetches a batch or calls a module."""
+        """Note that the calling thread fetches or calls a module. Return True if its boundaries count."""
         ident = get_ident()
         if ident == self.ident:
             self._busy = True
@@ -69,7 +69,7 @@ class TrainingThread:
         return True
 
     def _take(self, ident: int) -> None:
-        """Let the calling thread be the one that counts."""
+        """Make the calling thread the one whose boundaries count."""
         if self._trains and self._thread.is_alive():
             self._seen.add(self.ident)
         self._thread, self.ident = threading.current_thread(), ident
