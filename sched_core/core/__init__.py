@@ -1,5 +1,6 @@
 """The pure scheduler core: events in, commands out; no sockets, no processes, no clock.
 
-``core.Core`` is its face, ``events`` what it takes and gives. The other modules are its parts: each does one
-matter and is given ``contract.CoreContract``, which says what a part may ask of the core.
+``core.Core`` is the public class, ``events`` defines what it takes and returns. Each other module is a part
+that handles one matter. A part is given ``contract.CoreContract``, which lists what parts may ask of the
+core.
 """

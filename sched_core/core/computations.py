@@ -1,4 +1,4 @@
-"""What the policy wants computed, as the core sees it: asked of the shell, and answered by an event."""
+"""The computations that the policy asks for: ordered from the shell, and answered by an event."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .events import Compute, Computed
 
 
 class Computations:
-    """Gives the shell one task at a time, and its answer to the policy.
+    """The computations of the policy: one task at a time goes to the shell, and its answer to the policy.
 
-    Equal tasks are the same task. An answer is there for the plan that follows its arrival, and no longer.
+    Equal tasks are the same task. An answer is kept for the plan that follows its arrival, and no longer.
 
     Parameters
     ----------
     order
-        Asks the shell.
+        The function that orders a computation from the shell.
     """
 
     def __init__(self, order: Callable[[Compute], object]) -> None:
@@ -28,11 +28,11 @@ class Computations:
 
     @property
     def unanswered(self) -> Compute | None:
-        """What the shell was asked for and has not answered yet."""
+        """The order to the shell that has no answer yet. None if there is none."""
         return self._asked
 
     def compute(self, task: Task) -> bytes | None:
-        """The answer, or ``None`` if it is not there yet; see ``View.compute``."""
+        """Return the answer to ``task``. None if there is none yet; see ``View.compute``."""
         if self._answered is not None and self._answered[0] == task:
             answer = self._answered[1]
             if answer.error:
@@ -45,12 +45,12 @@ class Computations:
         return None
 
     def take(self, computed: Computed) -> bool:
-        """Let the policy have an answer; whether that was waited for."""
+        """Keep an answer for the policy. Return True if it answers the task that was ordered last."""
         if self._asked is None or self._asked.number != computed.number:
             return False
         self._answered, self._asked = (self._asked.task, computed), None
         return True
 
     def forget(self) -> None:
-        """The policy has had its chance to look at the answer."""
+        """Drop the answer, which the policy has had its chance to read."""
         self._answered = None

@@ -1,7 +1,7 @@
-"""What the parts of the core may ask of it, and of each other.
+"""What the parts of the core may ask of the core and of each other.
 
-The core is made of parts: each handles one matter, and all of them change the same jobs. A part is given
-a ``CoreContract`` instead of the core itself, so that imports between them point one way.
+The core is made of parts. Each part handles one matter, and all of them change the same jobs. A part is given
+a ``CoreContract`` instead of the core itself, so that imports between the parts point one way.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .switch_costs import SwitchCosts
 
 
 class MovesContract(Protocol):
-    """See ``moves.Moves``."""
+    """The members of ``moves.Moves`` that other parts of the core use."""
 
     def request(self, job: Gang, devices: tuple[int, ...]) -> None: ...
     def forget(self, job: Gang) -> None: ...
 
 
 class PlanningContract(Protocol):
-    """See ``planning.Planning``."""
+    """The members of ``planning.Planning`` that other parts of the core use."""
 
     due: bool
     wake_s: float | None
@@ -67,7 +67,7 @@ class PlanningContract(Protocol):
 
 
 class TrialsContract(Protocol):
-    """See ``trials.Trials``."""
+    """The members of ``trials.Trials`` that other parts of the core use."""
 
     def due_s(self) -> float: ...
     def update(self, now: float) -> None: ...
@@ -78,7 +78,7 @@ class TrialsContract(Protocol):
 
 
 class PrestartContract(Protocol):
-    """See ``prestart.Prestart``."""
+    """The members of ``prestart.Prestart`` that other parts of the core use."""
 
     def due_s(self) -> float: ...
     def update(self, now: float) -> None: ...
@@ -88,14 +88,14 @@ class PrestartContract(Protocol):
 
 
 class DeadlinesContract(Protocol):
-    """See ``deadlines.Deadlines``."""
+    """The members of ``deadlines.Deadlines`` that other parts of the core use."""
 
     def due_s(self) -> float: ...
     def report_missed(self, now: float) -> None: ...
 
 
 class RelocationsContract(Protocol):
-    """See ``relocation.Relocations``."""
+    """The members of ``relocation.Relocations`` that other parts of the core use."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -112,7 +112,7 @@ class RelocationsContract(Protocol):
 
 
 class RankReportsContract(Protocol):
-    """See ``rank_reports.RankReports``."""
+    """The members of ``rank_reports.RankReports`` that other parts of the core use."""
 
     def aim(self, job: Gang, stop_at: int) -> None: ...
     def call_off(self, job: Gang, now: float) -> None: ...
@@ -121,7 +121,7 @@ class RankReportsContract(Protocol):
 
 
 class RankProcessesContract(Protocol):
-    """See ``rank_processes.RankProcesses``."""
+    """The members of ``rank_processes.RankProcesses`` that other parts of the core use."""
 
     def enter(self, job: Gang, rank: Rank, hello: Hello, now: float) -> None: ...
     def queue(self, job: Gang, rank: Rank, hello: Hello) -> None: ...
@@ -136,7 +136,7 @@ class RankProcessesContract(Protocol):
 
 
 class CoreContract(Protocol):
-    """See ``core.Core``: the devices, the jobs, what can be done to them, and the parts that do it."""
+    """The members of ``core.Core`` that its parts use: devices, jobs, actions on jobs, other parts."""
 
     @property
     def devices(self) -> Sequence[DeviceName]: ...

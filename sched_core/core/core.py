@@ -1,8 +1,8 @@
 """The core of the scheduler: events in, commands out. No sockets, no processes, no clock.
 
-Policies say who shall hold which devices (``Ledger``). Reality follows more slowly: a job stops at a
-boundary, then parks, and only when all its ranks have does the device change hands. The core keeps a list of
-the jobs in which the two differ, and reconciles them after every event.
+Policies decide which job is to hold which devices (``Ledger``). The processes follow more slowly: a job stops
+at a boundary, then parks, and a device changes hands only when all ranks of its job have parked. The core
+keeps a list of the jobs whose devices differ from the plan, and reconciles them after every event.
 """
 
 from __future__ import annotations
@@ -62,22 +62,22 @@ from .trials import Trials
 
 
 class Core:
-    """Who runs where, now.
+    """The state of all jobs and devices, and the rules by which events change it.
 
     Parameters
     ----------
     devices
-        What there is to give away, node by node.
+        The devices to schedule, node by node.
     policy
-        Who decides.
+        The policy that decides which job has which devices.
     switch_share
-        Part of the time that switching may take; the policy is told how long a slice must last for that.
+        The share of time that switching may take. The policy is told how long a slice must last for that.
     quotas
         How many devices the jobs of a tenant may ask for together; tenants without one have no limit.
     device_memory_bytes
-        Of each device; 0: not known.
+        The memory of each device; 0: not known.
     sockets
-        On how many sockets the devices of each node lie, in equal parts and in their order.
+        The number of CPU sockets of each node. The node's devices belong to them in equal parts, in order.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Core:
         sockets: int = 1,
     ) -> None:
         self.devices = tuple(devices)
-        #: Jobs whose processes are using a device, by device.
+        #: For each device, the jobs whose processes may be using it, by id.
         self.occupants: list[dict[str, Gang]] = [{} for _ in devices]
         self.device_memory_bytes = device_memory_bytes
         cluster = _cluster(self.devices, sockets)
@@ -109,28 +109,28 @@ class Core:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of what is wanted; for reading."""
+        """The devices that each job is to have by the policy's plan; for reading."""
         return self.planning.ledger
 
     @property
     def jobs(self) -> Mapping[str, Gang]:
-        """Every job there ever was, by id, in order of submission; for reading."""
+        """All jobs ever submitted, by id, in order of submission; for reading."""
         return MappingProxyType(self._jobs)
 
     @property
     def unreconciled(self) -> Mapping[str, Gang]:
-        """The jobs that are not yet where the policy wants them; for reading."""
+        """The jobs that are not yet where the policy wants them, by id; for reading."""
         return self.reconciliation.jobs
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take note of ``event`` and say what is to be done.
+        """Apply ``event`` and return the commands that the shell must carry out.
 
         Raises
         ------
         IllegalTransitionError
             If ``event`` cannot happen now; nothing was changed.
         UsageError
-            If a job is submitted that could never run; nothing was changed.
+            If a submitted job could never run, or a request is impossible; nothing was changed.
         """
         match event:
             case Submitted():
@@ -167,32 +167,36 @@ class Core:
         return commands
 
     def become(self, other: Core) -> None:
-        """Be what ``other`` is, from now on: both share all they know."""
+        """Take over the state of ``other``, for good: both cores share all of it."""
         self.__dict__ = other.__dict__
 
     def check(self) -> None:
-        """Raise ``InvariantError`` if a promise is broken."""
+        """Raise ``InvariantError`` if an invariant of the core is broken."""
         check(self)
 
     # What the handlers of reports use.
 
     def order(self, command: Command) -> None:
-        """Ask the shell for ``command``."""
+        """Add ``command`` to those that ``handle`` returns to the shell."""
         self._commands.append(command)
 
     def tell(self, job: Gang, rank: int, message: Resume | SuspendMessage | Dismiss | Withdraw) -> None:
-        """Ask for ``message`` to be sent."""
+        """Order the shell to send ``message`` to rank ``rank`` of ``job``."""
         self.order(Tell(job.id, rank, message))
 
     def resume_rank(self, job: Gang, rank: int) -> None:
-        """Tell a parked rank to come (back) to its device."""
+        """Tell a parked rank of ``job`` to come, or come back, to its device."""
         job.ranks[rank].come()
         device = str(self.devices[job.lease[rank]].on(""))
         width, world = (job.width, job.world) if job.spec.joined else (0, 0)
         self.tell(job, rank, Resume(epoch=job.epoch, device=device, width=width, world=world))
 
     def announce(self, job: Gang, now: float) -> None:
-        """Let the policy know of a job that is ready to run, unless its owner holds it; after its trial."""
+        """Show ``job``, which is ready to run, to the policy, or enter it for its trial if it had none.
+
+        Nothing happens if its owner holds it, if it has made all its steps, or if the policy knows it
+        already.
+        """
         if job.held or job.finishing or self.planning.knows(job):
             return
         if job.tried:
@@ -201,11 +205,11 @@ class Core:
             self.trials.enter(job)
 
     def holders(self, device: int) -> list[Gang]:
-        """The jobs that the policy wants on ``device``."""
+        """Return the jobs that the policy's plan puts on ``device``."""
         return [self._jobs[holder.id] for holder in self.ledger.holders(device)]
 
     def settle(self, job: Gang, now: float) -> None:
-        """See whether the ranks of ``job`` have all got where they were told to go."""
+        """Complete the start, resume or suspend of ``job`` if all its ranks have arrived or parked."""
         job.book(now)
         if job.all_on() and job.allows(Trigger.ALL_ON):
             job.move(Trigger.ALL_ON, now)
@@ -232,7 +236,7 @@ class Core:
                 self.end(job, Trigger.SUCCEED, f"it has made its {job.spec.max_steps} steps", now)
 
     def grant(self, job: Gang, devices: tuple[int, ...], now: float) -> None:
-        """Give ``job`` a lease on ``devices``, which it can enter."""
+        """Give ``job`` a lease on ``devices``, which it can enter now, and tell its ranks to come."""
         job.move(Trigger.GRANT, now)
         self.prestart.leave(job)
         job.begin_epoch()
@@ -243,7 +247,7 @@ class Core:
             self.resume_rank(job, rank.number)
 
     def _occupy(self, job: Gang, devices: tuple[int, ...]) -> None:
-        """Processes of ``job`` may be on ``devices`` from now on."""
+        """Enter ``job`` as an occupant of ``devices``: its processes may be on them from now on."""
         if job.width and job.width != len(devices):
             self.order(Notice("resized", job.id, {"from": job.width, "to": len(devices)}))
         job.occupy(devices)
@@ -251,13 +255,13 @@ class Core:
             self.occupants[device][job.id] = job
 
     def vacate(self, job: Gang) -> None:
-        """Nothing of ``job`` is on its devices any more."""
+        """Remove ``job`` from the occupants of its devices: nothing of it is on them any more."""
         for device in job.lease:
             del self.occupants[device][job.id]
         job.vacate()
 
     def begin(self, job: Gang, now: float) -> None:
-        """``job`` trains: its set-up is over, what follows counts as attained service."""
+        """Note that ``job`` trains: its set-up is over, and attained service counts from now on."""
         job.end_setup(now)
         job.lateness.trained()
         job.state_nodes = job.nodes
@@ -269,7 +273,7 @@ class Core:
             self.planning.begun(job)
 
     def finish(self, job: Gang, now: float) -> None:
-        """Stop ``job``, which has made all its steps, at its next boundary; there it ends well."""
+        """Have ``job``, which has made all its steps, stop at its next boundary, where it succeeds."""
         if not job.finishing:
             job.finish()
             job.history.append((now, "all its steps are made"))
@@ -277,16 +281,16 @@ class Core:
             self.reconcile_later(job)
 
     def reconcile_later(self, job: Gang) -> None:
-        """Look at ``job`` again after this event and those that follow, until nothing is left to do."""
+        """Reconcile ``job`` after this event and the next ones, until nothing is left to do."""
         self.reconciliation.add(job)
 
     def end(self, job: Gang, trigger: Trigger, reason: str, now: float, blame: Kind | None = None) -> None:
-        """End ``job``: succeeded, failed or cancelled.
+        """End ``job`` as succeeded, failed or cancelled, as ``trigger`` says; kill the processes it has left.
 
         Parameters
         ----------
         blame
-            The class of a failure that is known before the command has ended.
+            The class of the failure, if it is known before the command has ended.
 
         Raises
         ------
@@ -345,7 +349,10 @@ class Core:
         return job
 
     def close_if_gone(self, job: Gang, now: float) -> None:
-        """See whether anything is left of ``job``, which has ended, or goes to another node."""
+        """Finish with the processes of ``job``, which has ended or is to change its node, once all are gone.
+
+        A job that changes its node is started there. An ended job frees its devices, and a failure is judged.
+        """
         if job.processes_gone and not job.state.ended:
             self.relocations.go_on(job, now)
         elif job.processes_gone:
@@ -355,7 +362,7 @@ class Core:
 
 
 def _cluster(devices: Sequence[DeviceName], sockets: int) -> Cluster:
-    """The nodes that ``devices``, node by node, lie on."""
+    """Return the cluster of the nodes that ``devices``, listed node by node, belong to."""
     sizes = [len(list(run)) for _, run in groupby(devices, key=lambda device: device.node)]
     nodes = [Cluster.one_node(size, sockets) for size in sizes or [0]]
     return Cluster(sizes, socket_sizes=[size for node in nodes for size in node.socket_sizes])

@@ -1,4 +1,4 @@
-"""Deadlines, whoever the policy is: which jobs miss theirs."""
+"""Deadlines of jobs under any policy, and notices of those that were missed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .events import Notice
 
 
 class Deadlines:
-    """The deadlines that are yet to come.
+    """The deadlines that jobs can still miss.
 
     Parameters
     ----------
     core
-        Whose; it is asked to tell of those that were missed.
+        The core that this object is a part of. It sends the notices of missed deadlines.
     """
 
     def __init__(self, core: CoreContract) -> None:
@@ -26,23 +26,23 @@ class Deadlines:
         self._coming: list[tuple[float, int, Gang]] = []
 
     def add(self, job: Gang) -> None:
-        """``job`` has been submitted."""
+        """Watch the deadline of ``job``, which has been submitted, if it has one."""
         if job.spec.due_s < inf:
             heapq.heappush(self._coming, (job.spec.due_s, job.number, job))
 
     def due_s(self) -> float:
-        """When the next deadline is of a job that can still miss it; infinite if there is none."""
+        """Return the time of the next deadline that can still be missed; infinite if there is none."""
         while self._coming and _over(self._coming[0][2]):
             heapq.heappop(self._coming)
         return self._coming[0][0] if self._coming else inf
 
     def report_missed(self, now: float) -> None:
-        """Report the jobs that have not ended well by now, and should have."""
+        """Report every job whose deadline has passed by ``now`` and that has not succeeded."""
         while self.due_s() <= now:
             self.judge(heapq.heappop(self._coming)[2], now)
 
     def judge(self, job: Gang, now: float) -> None:
-        """See whether ``job``, which ends or runs on, has missed its deadline; that is reported once."""
+        """Report, once, that ``job`` has missed its deadline, if it has. A refused guarantee is no miss."""
         if job.deadline_missed or now < job.spec.due_s:
             return
         if job.spec.guaranteed and job.guaranteed is False and job.state is JobState.CANCELLED:

@@ -1,4 +1,4 @@
-"""How long live jobs still run, as far as their own reports tell."""
+"""Estimates of how long live jobs still run, from the jobs' own reports."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from math import inf
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.jobs.gang import Gang
 
-#: Jobs whose attained service makes a distribution, and of how many, the newest, it is made at most.
+#: How many jobs must have succeeded before there is a distribution, and how many of the newest it keeps.
 ENOUGH = 50
 _MOST = 1000
 
 
 class Estimates:
-    """``Knowledge`` of jobs that said how many steps they have: steps left times the time of a step so far.
+    """``Knowledge`` from jobs that said how many steps they have: steps left times the time of a step so far.
 
-    That is the time on as many devices as they ask for: ``Job.rate`` says how much faster they are on more.
+    The time is for as many devices as the job asks for. ``Job.rate`` says how much faster the job is on more.
 
-    Until that is measured, and of jobs that did not say, what their owners expect counts. Where nobody
-    expects anything, a job that has made no step yet counts as almost done, so that it runs first and is
-    measured; one that did not say how many steps it has comes last, as does one that needs more than it said.
+    What the owner expects counts until the time of a step is measured, and for jobs that gave no number of
+    steps. Without an expectation, a job that has made no step yet counts as almost done, so that it runs
+    first and is measured. A job that gave no number of steps comes last, and so does one that exceeds its own
+    number.
     """
 
     def __init__(self) -> None:
@@ -30,29 +31,32 @@ class Estimates:
         self._count = 0
         self._sample: tuple[float, ...] = ()
         self._edition = 0
-        #: How many jobs must have ended for the next edition.
+        #: The number of succeeded jobs at which the next edition is made.
         self._next = ENOUGH
 
     def duration_s(self, job: Job) -> float | None:
-        """Running time of ``job`` on dedicated devices, estimated; infinite if nobody knows."""
+        """Return the estimated seconds that ``job`` runs in all on dedicated devices; infinite if unknown."""
         return job.progress_at(self.now_s) + self._left_s(job)
 
     def measured(self, job: Job) -> bool:
-        """Whether its steps have been timed, if it said how many it has and not how long it takes."""
+        """Return True if the steps of ``job`` have been timed, or need not be.
+
+        They need not be if the job gave no number of steps, or said how long it takes.
+        """
         if not isinstance(job, Gang) or not job.spec.steps or job.spec.expected_s:
             return True
         return job.step_time.step_s is not None
 
     def services(self) -> Sequence[float]:
-        """What the newest jobs that ended well attained; empty before ``ENOUGH`` of them have."""
+        """Return the attained services of the newest jobs that succeeded; empty before ``ENOUGH`` have."""
         return self._sample
 
     def edition(self) -> int:
-        """Renewed whenever half as many more have ended."""
+        """Return the version of ``services``, which changes when half as many more jobs have ended."""
         return self._edition
 
     def learn(self, job: Job) -> None:
-        """``job`` ended well, having attained what it needed."""
+        """Add the attained service of ``job``, which has succeeded, to the distribution."""
         if not job.service_s:
             return  # it did not train
         self._ended.append(job.service_s)

@@ -1,5 +1,7 @@
-"""What can happen to the core and what it may ask of its shell: msgspec structs, so that both can be written
-down and replayed."""
+"""The events that the core takes, and the commands that it returns to its shell.
+
+Both are msgspec structs, so that they can be written down and replayed.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,19 @@ from gpuslice.types import (
 )
 from gpuslice.wire import NOT_A_VALUE, FromAgent, ToAgent
 
-#: What details of a notice may be.
+#: The types that a value in a notice's details may have.
 Plain = int | float | str | bool | None
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
-    """Somebody handed in a job."""
+    """The submission of a job."""
 
     spec: JobSpec
     program: Program
 
 
 class Reported(msgspec.Struct, frozen=True, tag="reported"):
-    """A rank said something."""
+    """A message from a rank."""
 
     job: JobName
     rank: RankNumber
@@ -45,10 +47,10 @@ class Reported(msgspec.Struct, frozen=True, tag="reported"):
 
 
 class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
-    """The process of a rank, ``pid``, no longer exists; 0 in journals of older versions: the present one.
+    """The end of the process ``pid`` of a rank; 0 in journals of older versions: the present process.
 
-    ``unseen``: it went while no scheduler looked, or before it had greeted the next one, so its ``Bye`` may
-    be lost; whether that was a failure, the job's exit code tells.
+    ``unseen``: it ended while no scheduler watched, or before it had greeted the next scheduler, so its
+    ``Bye`` may be lost. The job's exit code then tells whether that was a failure.
     """
 
     job: JobName
@@ -58,9 +60,9 @@ class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited"):
-    """The command that the shell started for a job ended.
+    """The end of the command that the shell started for a job.
 
-    ``code`` is negative for a signal; ``said`` are lines of its stderr that tell why it failed.
+    ``code`` is negative for a signal. ``said`` are lines of its stderr that tell why it failed.
     """
 
     job: JobName
@@ -69,43 +71,43 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
-    """Its owner gave the job up."""
+    """The owner's request to cancel the job."""
 
     job: JobName
     reason: Text
 
 
 class Held(msgspec.Struct, frozen=True, tag="held"):
-    """Its owner wants the job off its devices until it is ``Released``."""
+    """The owner's request to keep the job off all devices until it is ``Released``."""
 
     job: JobName
 
 
 class Released(msgspec.Struct, frozen=True, tag="released"):
-    """Its owner lets a held job take part again."""
+    """The owner's request to schedule a held job again."""
 
     job: JobName
 
 
 class Moved(msgspec.Struct, frozen=True, tag="moved"):
-    """Its owner wants the job on ``devices`` (names, rank order) for its present or its next lease."""
+    """The owner's request to have the job on ``devices`` (names, rank order) in its present or next lease."""
 
     job: JobName
     devices: tuple[Label, ...]
 
 
 class Weighted(msgspec.Struct, frozen=True, tag="weighted"):
-    """Its owner gives the job another weight."""
+    """The owner's request to give the job another weight."""
 
     job: JobName
     weight: Weight
 
 
 class Measured(msgspec.Struct, frozen=True, tag="measured"):
-    """How fast ``job`` trained for some seconds beside others (their names with commas; empty: alone).
+    """A measurement of ``job``: its steps in some seconds beside other jobs (ids with commas; empty: alone).
 
-    ``busy`` is the share of its device that it used, if that is known; ``devices`` how many it had, and
-    ``samples`` what it has trained on, if it counts them; 0: not known.
+    ``busy`` is the share of its device that the job used; None: not known. ``devices`` is the number of its
+    devices, and ``samples`` the number of samples it has trained on; 0: not known.
     """
 
     job: JobName
@@ -118,9 +120,10 @@ class Measured(msgspec.Struct, frozen=True, tag="measured"):
 
 
 class Noted(msgspec.Struct, frozen=True, tag="noted"):
-    """Something the core had to say (``Notice``); changes nothing, is kept for people.
+    """A ``Notice`` of the core, kept in the journal for people. With one exception, it changes nothing.
 
-    But for ``state_waits``: the state of a job cannot be brought now to where its processes are to be.
+    The exception is ``state_waits``: the state of a job cannot be brought now to where its processes are to
+    be.
     """
 
     what: str
@@ -129,7 +132,7 @@ class Noted(msgspec.Struct, frozen=True, tag="noted"):
 
 
 class Computed(msgspec.Struct, frozen=True, tag="computed"):
-    """The answer to ``Compute`` number ``number``, or why there is none."""
+    """The answer to ``Compute`` number ``number``, or the error if there is no answer."""
 
     number: Count
     answer: bytes = b""
@@ -137,19 +140,19 @@ class Computed(msgspec.Struct, frozen=True, tag="computed"):
 
 
 class Limited(msgspec.Struct, frozen=True, tag="limited"):
-    """At most ``prestart`` jobs are to be started beyond those that run."""
+    """The limit ``prestart`` on jobs that are started beyond those that run."""
 
     prestart: Count
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag="node_lost"):
-    """Nothing has been heard of a node for so long that its processes count as gone, and its devices."""
+    """The loss of a node: after a long silence its processes and its devices count as gone."""
 
     node: Label
 
 
 class NodeFound(msgspec.Struct, frozen=True, tag="node_found"):
-    """A node that was lost is there again, and nothing runs on it."""
+    """The return of a lost node, on which nothing runs."""
 
     node: Label
 
@@ -158,7 +161,7 @@ class Woken(msgspec.Struct, frozen=True, tag="woken"):
     """The moment of the last ``WakeAt`` has come."""
 
 
-#: What a job's owner asks for.
+#: The requests of a job's owner.
 OwnerRequest = Cancelled | Held | Released | Moved | Weighted
 Event = (
     Submitted
@@ -180,12 +183,12 @@ _decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
 def encode(event: Event) -> bytes:
-    """``event`` as the journal keeps it.
+    """Return ``event`` as the bytes that the journal keeps.
 
     Raises
     ------
     UsageError
-        If a value in it is none that an event may have: the journal could not be replayed.
+        If the event has a value that no event may have: the journal could not be replayed.
     """
     try:
         written = _encoder.encode(event)
@@ -196,27 +199,27 @@ def encode(event: Event) -> bytes:
 
 
 def named(event: Event) -> str:
-    """What to call ``event`` for people: its kind, and the rank's message or the note that it is about."""
+    """Return a name of ``event`` for people: its tag, or that of the rank's message or note it contains."""
     if isinstance(event, Noted):
         return event.what
     return str((event.message if isinstance(event, Reported) else event).__struct_config__.tag)
 
 
 def job_of(event: Event) -> str:
-    """The job that ``event`` is about; empty: none."""
+    """Return the id of the job that ``event`` is about; empty if it is about none."""
     return event.spec.id if isinstance(event, Submitted) else str(getattr(event, "job", ""))
 
 
 def decode(written: bytes) -> Event:
-    """What ``encode`` wrote; one of ``wire.NOT_A_VALUE`` for anything else."""
+    """Return the event that ``encode`` wrote. Anything else raises one of ``wire.NOT_A_VALUE``."""
     return _decoder.decode(written)
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
-    """Start the processes of ``job``, whose turn is near; they will say Hello and hold still.
+    """The order to start the processes of ``job``, whose turn is near. They will say Hello and then wait.
 
-    ``attempt`` counts from 0. ``nodes``: where, rank order; empty: here. ``origin``: where its state is, if
-    that is elsewhere.
+    ``attempt`` counts from 0. ``nodes`` are the nodes of the ranks, in rank order; empty: the scheduler's
+    own. ``origin`` are the nodes where the ranks' state is, if these are other nodes.
     """
 
     job: str
@@ -227,7 +230,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
 
 
 class Tell(msgspec.Struct, frozen=True, tag="tell"):
-    """Send ``message`` to a rank; to process ``pid``, if that is another one than the rank is now."""
+    """The order to send ``message`` to a rank, or to ``pid`` if that is not the rank's process now."""
 
     job: str
     rank: int
@@ -236,7 +239,7 @@ class Tell(msgspec.Struct, frozen=True, tag="tell"):
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill"):
-    """End every process of ``job``, within its grace; ``at_once``: they are killed unasked."""
+    """The order to end all processes of ``job`` within its grace time, or to kill them ``at_once``."""
 
     job: str
     reason: str
@@ -244,20 +247,20 @@ class Kill(msgspec.Struct, frozen=True, tag="kill"):
 
 
 class WakeAt(msgspec.Struct, frozen=True, tag="wake_at"):
-    """Send ``Woken`` at ``when_s``, replacing the last wake time; ``None``: no longer."""
+    """The order to send ``Woken`` at ``when_s``, replacing the last wake time. None: send no ``Woken``."""
 
     when_s: float | None
 
 
 class Compute(msgspec.Struct, frozen=True, tag="compute"):
-    """Compute ``task`` beside everything else, and send ``Computed``. There is one at a time."""
+    """The order to compute ``task`` in the background and send ``Computed``. There is one at a time."""
 
     number: int
     task: Task
 
 
 class Notice(msgspec.Struct, frozen=True, tag="notice"):
-    """Let people know: to be handed back as ``Noted``, so that it is in the journal in its place."""
+    """A message for people. The shell returns it as ``Noted``, so that the journal has it in its place."""
 
     what: str
     job: str = ""

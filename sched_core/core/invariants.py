@@ -1,4 +1,4 @@
-"""What must hold between any two events."""
+"""The invariants that must hold between any two events."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _WHOLE = {
 
 
 def check(core: CoreContract) -> None:
-    """Check every promise of ``core``.
+    """Check every invariant of ``core``.
 
     Raises
     ------
     InvariantError
-        For the first that is broken, naming the job or the device.
+        For the first invariant that is broken. The message names the job or the device.
     """
     for device, occupants in zip(core.devices, core.occupants, strict=True):
-        # One that is told to leave is entered nowhere any more; those it shared the device with still are.
+        # A job that is told to leave has no entry in the ledger; jobs that shared its device still have.
         staying = [job for job in occupants.values() if job.lease == job.wanted and not job.state.ended]
         if len(occupants) > 1 and not all(core.ledger.shares(job) for job in staying):
             raise InvariantError(f"{device} is held by {', '.join(occupants)} at once")

@@ -1,4 +1,4 @@
-"""Where a job is to be, against the policy's plan: where its owner wants it, and where its state is."""
+"""Moves of jobs against the policy's plan: to where the owner wants a job, or to where its state is."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpuslice.sched_core.ledger import Ledger
 from .contract import CoreContract
 from .events import Notice
 
-#: Beyond that, waiting for more boundaries makes no difference.
+#: The number of tries after which the pause between tries is not doubled any more.
 _MOST_DOUBLINGS = 16
 
 
 class PlannedDevices(Protocol):
-    """What ``Planning`` lets be done to its plan."""
+    """The changes that ``Planning`` lets ``Moves`` make to its plan."""
 
     @property
     def ledger(self) -> Ledger: ...
@@ -26,7 +26,7 @@ class PlannedDevices(Protocol):
 
 
 class _Grant(NamedTuple):
-    """Devices for a job, others than it had (``moved``), for which its owner ``asked``."""
+    """A job that was given devices: others than it had (``moved``), at its owner's request (``asked``)."""
 
     job: Gang
     moved: bool
@@ -34,42 +34,43 @@ class _Grant(NamedTuple):
 
 
 class Moves:
-    """Exchanges devices between jobs in a plan that has been adopted.
+    """Exchanges of devices between jobs in a plan that has been adopted.
 
     Parameters
     ----------
     core
-        Whose.
+        The core that this object is a part of.
     plan
-        The devices as the policy has given them away.
+        The plan to change: which job has which devices.
     """
 
     def __init__(self, core: CoreContract, plan: PlannedDevices) -> None:
         self._core = core
         self._plan = plan
-        #: Jobs that their owner wants on other devices (``requested_devices``).
+        #: Jobs that their owners want on other devices (``Gang.requested_devices``), by id.
         self._requested: dict[str, Gang] = {}
-        #: Of those that have come back from a former try, at which boundary, and how many tries there were.
+        #: For jobs whose move was tried in vain: the boundary of the last try, and the number of tries.
         self._tried: dict[str, tuple[int, int]] = {}
-        #: Jobs that were given devices where their processes are not.
+        #: Jobs that were given devices on nodes where their processes are not, by id.
         self._granted: dict[str, _Grant] = {}
 
     def request(self, job: Gang, devices: tuple[int, ...]) -> None:
-        """The owner of ``job`` wants it on ``devices``."""
+        """Remember that the owner of ``job`` wants it on ``devices``; replace an earlier request."""
         self.forget(job)
         job.requested_devices = devices
         self._requested[job.id] = job
 
     def forget(self, job: Gang) -> None:
-        """It is not to be moved any more."""
+        """Drop the owner's request to move ``job``, if there is one."""
         job.requested_devices = ()
         self._requested.pop(job.id, None)
         self._tried.pop(job.id, None)
 
     def is_due(self, job: Gang) -> bool:
-        """Whether ``job`` is to be moved now: if it has come back from a former try, it trains on first.
+        """Return True if the owner's request to move ``job`` is to be carried out now.
 
-        Between two tries it passes 1, 3, 7, 15 boundaries, and so on.
+        After an unsuccessful try the job trains on first. It passes 1, 3, 7, 15 boundaries between two tries,
+        and so on.
         """
         if job.id not in self._requested or not job.running:
             return False
@@ -78,7 +79,7 @@ class Moves:
         return not tries or (bool(job.lease) and _boundary(job) >= boundary + pause)
 
     def carry_out_requests(self, now: float) -> None:
-        """Put jobs where their owners want them."""
+        """Carry out the owners' requests that are due: give each job the devices that its owner wants."""
         for job in [job for job in self._requested.values() if self.is_due(job)]:
             del self._requested[job.id]
             wish, job.requested_devices = job.requested_devices, ()
@@ -87,12 +88,15 @@ class Moves:
             self._core.relocations.redirect(job, now)
 
     def granted(self, job: Gang, *, moved: bool, asked: bool = False) -> None:
-        """``job`` has been given devices, others than it had (``moved``), as its owner wants (``asked``)."""
+        """Remember for ``settle_on_nodes`` that ``job`` was given devices where its processes are not.
+
+        ``moved`` is True if it had other devices before, ``asked`` if its owner asked for the new ones.
+        """
         if job.command.launched and (job.lent or self._core.relocations.misplaced(job)):
             self._granted[job.id] = _Grant(job, moved, asked)
 
     def settle_on_nodes(self, now: float) -> None:
-        """Let jobs have devices where their processes are, if that costs nobody else any."""
+        """Give jobs devices on the nodes of their processes instead, if that costs no other job its own."""
         for job, moved, asked in list(self._granted.values()):
             if job.state.ended:  # it counts as running until its next attempt
                 del self._granted[job.id]
@@ -119,9 +123,10 @@ class Moves:
                     self._plan.start_again()
 
     def _come_back(self, job: Gang, now: float) -> None:
-        """``job`` cannot go where its owner wants it: only its own process can go on from its snapshot.
+        """Report that ``job`` is not moved as its owner wants; request the move again if it can work later.
 
-        If others will be able to go on from a later one, this is tried again.
+        Only its own process can go on from the present snapshot. If other processes will be able to go on
+        from a later one, the move is tried again.
         """
         devices = ", ".join(str(self._core.devices[device]) for device in job.placement)
         again = job.portable_later and not job.spec.relaunch
@@ -135,7 +140,10 @@ class Moves:
         self._core.order(Notice("not_moved", job.id, {"to": devices, "again": again}))
 
     def send_home(self, job: Gang, now: float) -> None:
-        """Put ``job`` where its state can come back; if another's can come back only there, it waits."""
+        """Give ``job`` the devices where its state can be restored, in exchange for those that it has.
+
+        If that is impossible, for example because another job's state is bound to them, the job waits.
+        """
         others = {other.id: other for device in job.home for other in self._core.holders(device)}
         others.pop(job.id, None)
         apart = not job.may_be_on(set(self._core.relocations.of(job.home_placement)))
@@ -146,7 +154,7 @@ class Moves:
         self.carry_out(job, job.home_placement, now)
 
     def carry_out(self, job: Gang, wish: tuple[int, ...], now: float) -> None:
-        """Put ``job`` on the devices ``wish``; whoever is there goes where it comes from."""
+        """Give ``job`` the devices ``wish`` and give their holders the devices that ``job`` leaves."""
         if wish == job.placement:
             return
         ledger = self._plan.ledger
@@ -167,9 +175,10 @@ class Moves:
         self._plan.start_again()
 
     def _exchanged(self, other: Gang, swap: Mapping[int, int]) -> tuple[int, ...]:
-        """What ``other`` has after an exchange of devices.
+        """Return the devices of ``other`` after the exchange ``swap``; empty if it can have none.
 
-        One that needs one node, and would be on two, keeps what is left to it, if that is enough.
+        A job that must be on one node, and would be on two, keeps the devices that were not exchanged, if
+        they are enough.
         """
         devices = tuple(swap.get(device, device) for device in other.placement)
         if other.may_be_on(set(self._core.relocations.of(devices))):
@@ -179,5 +188,5 @@ class Moves:
 
 
 def _boundary(job: Gang) -> int:
-    """The boundary that all ranks of ``job`` have passed."""
+    """Return the newest boundary that all ranks of ``job`` have passed."""
     return min(rank.boundary for rank in job.members)

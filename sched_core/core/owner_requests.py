@@ -1,4 +1,4 @@
-"""Requests of the owners of jobs: to take a job, cancel, hold, release, move or weigh it."""
+"""Requests of the owners of jobs: to submit, cancel, hold, release, move or weigh a job."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
 
 
 def check_submission(core: CoreContract, spec: JobSpec) -> None:
-    """Refuse a job that could never run here.
+    """Refuse a job that could never run on this cluster under this policy.
 
     Raises
     ------
     UsageError
-        Naming what it asks for and what there is.
+        If the job asks for more than there is; the message names both.
     """
     if not 1 <= spec.devices <= spec.ranks <= len(core.devices):
         raise UsageError(
@@ -55,14 +55,14 @@ def check_submission(core: CoreContract, spec: JobSpec) -> None:
 
 
 def apply(core: CoreContract, job: Gang, event: OwnerRequest, now: float) -> None:
-    """Do what the owner of ``job`` wants.
+    """Carry out a request of the owner of ``job``: cancel, hold, release, move or weigh it.
 
     Raises
     ------
     IllegalTransitionError
-        If that is impossible in its present state.
+        If the job's present state does not allow it.
     UsageError
-        If it is impossible altogether.
+        If the request is impossible in any state.
     """
     match event:
         case Cancelled():

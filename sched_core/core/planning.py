@@ -1,7 +1,7 @@
-"""The core's talk with the policy: what it is shown, and the ledger of what it wants.
+"""The exchange with the policy: the view that it is shown, and the ledger of what it wants.
 
-A plan is entered whole or not at all. A policy that asks for something impossible, or fails, is reported; the
-jobs keep what they have, and the policy starts again from the whole picture when it is asked next.
+A plan is entered whole or not at all. A policy that asks for something impossible, or fails, is reported. The
+jobs then keep what they have, and the policy starts again from the whole picture when it is asked next.
 """
 
 from __future__ import annotations
@@ -43,46 +43,46 @@ from .events import Computed, Notice
 from .moves import Moves
 from .throughput import MeasuredThroughput
 
-#: After a failure the policy is asked again by itself, later each time.
+#: The first and the longest pause before a policy that failed is asked again, in seconds.
 _ASK_AGAIN_S = 1.0
 _ASK_AGAIN_AT_MOST_S = 60.0
 
 
 class Planning:
-    """Asks the policy and keeps the ledger.
+    """The part of ``Core`` that asks the policy for plans and keeps the ledger.
 
     Parameters
     ----------
     core
-        Whose.
+        The core that this object is a part of.
     cluster
-        What there is to give away.
+        The nodes and devices to plan with.
     policy
-        Who decides.
+        The policy that is asked.
     quotas
-        Devices by tenant.
+        The most devices of each tenant's jobs together, by tenant.
 
     Attributes
     ----------
     policy, quotas
-        The policy's name, and which jobs it may see.
+        The policy's name, and the tenants' quotas, which limit the jobs that it sees.
     waits
-        Why jobs wait.
+        How long jobs wait, and for what reason.
     ledger
-        Who shall hold which device.
+        The devices that each job is to have.
     moves
-        Where jobs are to be, against the policy's plan.
+        The moves of jobs against the policy's plan.
     computations
-        What the policy wants computed.
+        The computations that the policy asks for.
     estimates
-        What policies are told of how long jobs run.
+        The estimates of how long jobs run that policies see.
     due
-        Whether there is reason to ask the policy.
+        True if there is reason to ask the policy.
     needs_durations, guarantees
-        Whether the policy wants to know how long jobs run, and whether it can guarantee deadlines (one that
-        fails when it is asked of that cannot).
+        True if the policy wants to know how long jobs run; true if it can guarantee deadlines (false once it
+        failed to answer whether a job has a guarantee).
     wake_s
-        When it wants to be asked even if nothing happens.
+        When the policy wants to be asked even if nothing happens. None: never.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class Planning:
         self.needs_durations = policy.needs_durations
         self._guarantor = policy if isinstance(policy, Guarantees) else None
         self.guarantees = self._guarantor is not None
-        #: Asked once: whether an object has these methods takes longer to find out than all else of a job.
+        #: Tested only once: the test for these methods takes longer than all else that is done for a job.
         self._queues = policy if isinstance(policy, Queues) else None
         self.wake_s: float | None = None
         self._core = core
         self._policy = policy
         #: The jobs the policy may choose from: ready, not held, not ended.
         self._eligible: dict[str, Gang] = {}
-        #: Those of them that have deadlines.
+        #: The jobs of ``_eligible`` that have deadlines.
         self._dated: dict[str, Gang] = {}
         self.estimates = Estimates()
         self.computations = Computations(core.order)
@@ -113,16 +113,16 @@ class Planning:
         self._view.switch_s = lambda job, at: core.switch_costs.expected_s(core.jobs[job.id], at)
         self.throughput = self._view.throughput = MeasuredThroughput(policy, core.order)
         self._view.device_memory_bytes = core.device_memory_bytes
-        #: Jobs that are held from now on; the policy is still to be told.
+        #: Withdrawn jobs whose devices are still entered for them, until the policy has planned.
         self._withheld: list[Gang] = []
         self.bound_jobs = BoundJobs()
         self.moves = Moves(core, self)
-        #: What was last reported of the policy; not said twice in a row.
+        #: The last reported failure of the policy; the same one is not reported twice in a row.
         self._complaint = ""
         self._back_off = BackOff(_ASK_AGAIN_S, _ASK_AGAIN_AT_MOST_S)
 
     def level(self, job: Gang) -> int | None:
-        """The queue of ``job``, 0 the most urgent; ``None`` if the policy has none for it."""
+        """Return the policy's queue of ``job``, 0 the most urgent. None if the policy has none for it."""
         if self._queues is None:
             return None
         try:
@@ -132,11 +132,11 @@ class Planning:
 
     @property
     def failure(self) -> tuple[str, float] | None:
-        """Return what the policy failed with, and when it is asked again. None if its last plan was good."""
+        """The policy's last failure and when the policy is asked again. None if its last plan was good."""
         return (self._complaint, self._back_off.until_s) if self._back_off.failures else None
 
     def _over_share(self, tenant: str, demand: int) -> bool:
-        """Whether the policy says that ``tenant`` has used up its share."""
+        """Return True if the policy says that ``tenant`` has used up its share."""
         try:
             return self._sharer is not None and self._sharer.over_share(tenant, demand)
         except Exception as error:  # noqa: BLE001 (anybody's code, see _plan)
@@ -145,19 +145,19 @@ class Planning:
             return False
 
     def announce(self, job: Gang, now: float) -> None:
-        """Let the policy know of a job that is ready to run, as soon as its tenant's quota allows."""
+        """Show the policy a job that is ready to run, as soon as its tenant's quota allows."""
         if self.quotas.enter(job):
             self._show(job, now)
         else:
             self._wait(job, now, quota=True)
 
     def _wait(self, job: Gang, now: float, *, quota: bool = False) -> None:
-        """Note why ``job`` waits; not before it has left its devices."""
+        """Start to measure why ``job`` waits, if it has left its devices."""
         if not job.lease:
             self.waits.begin(job, now, quota=quota)
 
     def parked(self, job: Gang, now: float) -> None:
-        """``job`` has left its devices. Unless it is to have others, it waits from now on."""
+        """Note that ``job`` has left its devices. It waits from now on, unless it is to have others."""
         if job.running:
             return
         job.progress_from(now)
@@ -166,7 +166,7 @@ class Planning:
             self.settled(job)
 
     def settled(self, job: Gang) -> None:
-        """``job`` has trained since its devices were taken from it in the plan; policies look at it again."""
+        """Tell the policy that ``job`` has attained more service since a plan took its devices."""
         if not job.running and job.id in self._eligible and not self._view.changes.reset:
             self._view.changes.settled.append(job)
         self.due = True
@@ -181,7 +181,7 @@ class Planning:
         self.due = True
 
     def withdraw(self, job: Gang, now: float, *, well: bool = False) -> None:
-        """Take from the policy a job that it can no longer choose; ``well``: it has succeeded."""
+        """Take from the policy a job that it can no longer choose. ``well`` is True if the job succeeded."""
         if well:
             self._view.changes.succeeded.append(job)
         self.waits.end(job, now)
@@ -200,16 +200,16 @@ class Planning:
         self.due = True
 
     def knows(self, job: Gang) -> bool:
-        """Whether the policy may choose ``job``."""
+        """Return True if the policy may choose ``job``."""
         return job.id in self._eligible
 
     def withhold(self, job: Gang, now: float) -> None:
-        """Withdraw a job that may come back."""
+        """Withdraw ``job`` from the policy; it may come back."""
         self.withdraw(job, now)
         self.return_later(job)
 
     def keep_current(self, job: Gang, now: float) -> None:
-        """Let ``job`` have what it really holds; whoever was to follow it there waits again."""
+        """Assign to ``job`` the devices that it really holds; jobs that were to follow it wait again."""
         if job.running:
             self.unassign(job, now)
         for device in job.lease:
@@ -222,37 +222,37 @@ class Planning:
         self.due = True
 
     def learn(self, job: Gang) -> None:
-        """``job`` has ended well: let policies know how much service that took."""
+        """Add the service of ``job``, which has succeeded, to the estimates that policies see."""
         self.estimates.learn(job)
 
     def learn_answer(self, computed: Computed) -> None:
-        """What the policy wanted computed is there."""
+        """Keep the answer to the policy's computation, and have the policy asked."""
         self.due |= self.computations.take(computed)
 
     def advanced(self, job: Gang) -> None:
-        """``job`` has passed boundaries."""
+        """Have the policy asked if ``job``, which has passed boundaries, is now due for a requested move."""
         self.due |= self.moves.is_due(job)
 
     def begun(self, job: Gang) -> None:
-        """``job``, which has devices, makes progress from now on, or it is known from when."""
+        """Tell the policy that ``job``, if it has devices, makes progress from now on or a known time."""
         if job.running and job.id in self._eligible and not self._view.changes.reset:
             self._view.changes.begun.append(job)
         self.due = True
 
     def return_later(self, job: Gang) -> None:
-        """Remember that ``job``, which was withdrawn, may come back."""
+        """Enter, after the next plan, that ``job`` holds nothing. It was withdrawn and may come back."""
         self._withheld.append(job)
         self.due = True
 
     def reweigh(self, job: Gang, weight: float) -> None:
-        """Give ``job`` another weight."""
+        """Give ``job`` another weight, and have the policy plan anew."""
         job.reweigh(weight)
         self._core.prestart.reweigh(job)
         self.start_again()
         self.due = True
 
     def ask(self, now: float) -> None:
-        """Ask the policy for as long as there is reason to, and enter what it wants in the ledger."""
+        """Ask the policy while it is due, enter its plans in the ledger, and carry out requested moves."""
         # One failure may be of one plan: the next event makes another. Two in a row are of the policy.
         if self._back_off.failures > 1 and self._back_off.pauses(now):
             self.due = False
@@ -277,13 +277,13 @@ class Planning:
         self.moves.settle_on_nodes(now)
 
     def _take_back(self, now: float) -> None:
-        """Enter that withheld jobs hold nothing. Not before a plan: it had to see who held devices."""
+        """Unassign the withheld jobs. This must follow a plan, which had to see who held the devices."""
         for job in self._withheld:
             job.unassign(now)
         self._withheld.clear()
 
     def _plan(self, now: float) -> Plan | None:
-        """A plan that can be carried out, or ``None``."""
+        """Return the policy's plan, verified. None if the policy failed or its plan is impossible."""
         plan: Plan | None = None
         try:
             plan = ask_for_plan(self._policy, self._view)
@@ -336,7 +336,7 @@ class Planning:
         self._core.end(job, Trigger.CANCEL, reason, now)
 
     def _note_guarantees(self, now: float) -> None:
-        """Take over what the policy has decided of deadlines, and tell of what is new."""
+        """Take over the policy's decisions on guaranteed deadlines, and send a notice of each change."""
         guarantor = self._guarantor
         if guarantor is None:
             return
@@ -357,18 +357,18 @@ class Planning:
             self._core.order(Notice(what, job.id, {"deadline_s": job.spec.last_deadline_s}))
 
     def use(self, cluster: Cluster) -> None:
-        """Other devices can be had from now on; nobody is to have one that cannot."""
+        """Plan with the devices of ``cluster`` from now on; the policy forgets its earlier plans."""
         self.ledger.use(cluster)
         self._view.cluster = cluster
         self.start_again()
         self.due = True
 
     def start_again(self) -> None:
-        """Let the policy forget what it knows: the world is not as it planned."""
+        """Have the policy start again from the whole picture: the world is not as it planned."""
         self._view.changes = self._view.changes.outdated()
 
     def unassign(self, job: Gang, now: float) -> None:
-        """Take its devices from ``job``, which waits for others from now on."""
+        """Take from ``job`` its devices in the ledger. It waits for others from now on."""
         self.ledger.release(job)
         job.unassign(now)
         self._wait(job, now)

@@ -1,9 +1,9 @@
 """Which jobs are started before their turn: a few, those that the policy would take next.
 
 A process that waits for its first lease has imported torch and holds memory for it. So of a long queue only
-some jobs are started beyond those that run. The policy itself says which: a second copy of it places the jobs
-that have never run on slots of an imaginary cluster, and who is placed there is started. Nothing trains on
-these slots, so no slice ends. A job leaves them with its first lease, and the next one takes its place.
+some jobs are started beyond those that run. The policy itself chooses them: a second copy of it places the
+jobs that have never run on slots of an imaginary cluster, and the jobs with slots are started. No job trains
+on these slots, so no slice ends. A job leaves its slot with its first lease, and the next job takes the slot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gpuslice.sched_core.policy_calls import ask_for_plan
 from . import restarts
 from .contract import CoreContract
 
-#: A job that was started and has not said Hello for so long may be no training at all. Nobody waits for it.
+#: A job that was started and has not said Hello for so long may be no training at all. Its place is given up.
 HELLO_TIMEOUT_S = 60.0
 
 
@@ -42,33 +42,33 @@ class Prestart:
     Parameters
     ----------
     core
-        Whose.
+        The core that this object is a part of.
     policy
-        Who decides; it is copied, and has not decided anything yet.
+        The policy to copy. It has not made a plan yet.
 
     Attributes
     ----------
     limit
-        How many jobs may be started beyond those that run; ``None``: every job is started at once.
+        How many jobs may be started beyond those that run. None: every job is started at once.
     """
 
     def __init__(self, core: CoreContract, policy: Policy) -> None:
         self._core = core
         self.limit: int | None = None
-        #: Who waits for a first lease, in order of arrival, and those of them who are not started.
+        #: Jobs that wait for a first lease, in order of arrival, and those of them that are not started.
         self._line: dict[str, Gang] = {}
         self._unstarted: dict[str, Gang] = {}
-        #: Since when those of the line are started who are.
+        #: When each started job of the line was started.
         self._started_s: dict[str, float] = {}
-        #: Those whom devices that stand idle wait for.
+        #: Jobs that were started because devices stand idle and wait for them.
         self._coming: dict[str, Gang] = {}
-        #: Those who are tried ahead of every queue, and whom the copy refuses: the policy must see those.
+        #: Jobs to start before all others: for a trial, or for the policy to stop them as the copy did.
         self._first: dict[str, Gang] = {}
-        #: Those whom the copy of the policy has given slots.
+        #: Jobs that the copy of the policy has given slots.
         self._next: dict[str, Gang] = {}
-        #: What the copy knows of the others.
+        #: The stand-ins that the copy of the policy sees, by the id of their job.
         self._twins: dict[str, Gang] = {}
-        #: ``None`` where it cannot be copied, or has failed: then whoever came first is next.
+        #: The copy of the policy. None if it cannot be copied, or has failed: then the oldest job is next.
         self._policy = _copy(policy)
         self._view = View(Cluster([1]), self._twins)
 
@@ -84,7 +84,11 @@ class Prestart:
         self.limit = limit
 
     def offer(self, job: Gang, now: float) -> None:
-        """``job`` may be started when its turn comes, unless it has been or its owner holds it."""
+        """Put ``job`` in line to be started when its turn comes; start it at once if there is no limit.
+
+        Nothing happens if it was started, is held or has ended. Over its tenant's quota it waits for the
+        quota first.
+        """
         if job.command.launched or job.held or job.state.ended or job.id in self._line:
             return
         planning = self._core.planning
@@ -105,11 +109,11 @@ class Prestart:
 
     @property
     def started(self) -> list[str]:
-        """Return the ids of the jobs that were started and wait for their first lease."""
+        """The ids of the jobs that were started and wait for their first lease."""
         return list(self._started_s)
 
     def leave(self, job: Gang) -> None:
-        """``job`` has its first lease, or nobody wants it started."""
+        """Remove ``job`` from the line: it has its first lease, or is not to be waited for any more."""
         if self._line.pop(job.id, None) is None:
             return
         self._unstarted.pop(job.id, None)
@@ -118,13 +122,13 @@ class Prestart:
         self._forget(job)
 
     def reweigh(self, job: Gang) -> None:
-        """``job`` has another weight."""
+        """Show the new weight of ``job`` to the copy of the policy, which then plans anew."""
         if (twin := self._twins.get(job.id)) is not None:
             twin.reweigh(job.spec.weight)
             self._view.changes = Changes(reset=True)
 
     def update(self, now: float) -> None:
-        """Start those whose turn is near."""
+        """Start the jobs whose turn is near; give up jobs that were started and have been silent too long."""
         if self.limit is None:
             return
         for name in [name for name, since_s in self._started_s.items() if since_s + HELLO_TIMEOUT_S <= now]:
@@ -137,7 +141,7 @@ class Prestart:
             self._forget(job)
             self._coming[job.id] = job
             self._ask(now)
-        # Another may have been ready sooner and have the device that somebody was to come to.
+        # Another job may have been ready sooner and have the device that a job was started for.
         early = 0
         for job in self._coming.values():
             early += free <= 0
@@ -146,16 +150,19 @@ class Prestart:
             self._start(job, now)
 
     def due_s(self) -> float:
-        """When somebody will have been silent for too long; infinite if nobody can be."""
+        """Return when the next started job will have been silent for too long; infinite if there is none."""
         silent = (since_s for name, since_s in self._started_s.items() if not self._line[name].ready)
         return min(silent, default=inf) + HELLO_TIMEOUT_S
 
     def _in_order(self) -> Iterator[Gang]:
-        """Those who come next, but for those that a free device waits for."""
+        """Yield the jobs to start next, in order, without those that an idle device waits for."""
         return chain(self._first.values(), self._next.values())
 
     def _foremost(self) -> Gang | None:
-        """Who is to have a device that stands idle; whoever came first if the copy has nobody for it."""
+        """Return the job to start for an idle device, or None if there is none.
+
+        If the copy of the policy names no job, and no started job waits, it is the oldest in line.
+        """
         others = () if self._started_s else self._unstarted.values()
         return next(chain(self._in_order(), others), None)
 
@@ -167,14 +174,14 @@ class Prestart:
         restarts.launch(self._core, job, now)
 
     def _forget(self, job: Gang) -> None:
-        """Take ``job`` from those who come next, and from the copy of the policy."""
+        """Remove ``job`` from the jobs to start next, and from the copy of the policy."""
         self._first.pop(job.id, None)
         self._next.pop(job.id, None)
         if (twin := self._twins.pop(job.id, None)) is not None and not self._view.changes.reset:
             self._view.changes.withdrawn(twin)
 
     def _ask(self, now: float) -> None:
-        """Have the copy of the policy say who comes next, if anybody came or left."""
+        """Ask the copy of the policy which jobs come next, if any job came or left."""
         changes = self._view.changes
         if not (changes.reset or changes.arrived or changes.finished):
             return
@@ -208,7 +215,7 @@ class Prestart:
 
 
 def _twin(job: Gang, now: float) -> Gang:
-    """What the copy of the policy sees of ``job``."""
+    """Return a stand-in for ``job``, with its service and progress, for the copy of the policy."""
     twin = Gang(job.spec, job.number, job.program)
     twin.executed_s, twin.service_s, twin.progress_s = job.executed_s, job.service_s, job.progress_s
     twin.first_start_s, twin.since_s = job.first_start_s, now
@@ -216,7 +223,7 @@ def _twin(job: Gang, now: float) -> Gang:
 
 
 def _copy(policy: Policy) -> Policy | None:
-    """Another one like ``policy``; ``None`` if that cannot be had."""
+    """Return a copy of ``policy``, or None if it cannot be copied."""
     try:
         return deepcopy(policy)
     except Exception:  # noqa: BLE001 (a policy may be anybody's code)
@@ -224,5 +231,5 @@ def _copy(policy: Policy) -> Policy | None:
 
 
 def _not_now(task: Task) -> bytes | None:
-    """Answer that ``task`` is not computed yet: who comes about next is not worth seconds of it."""
+    """Return None: ``task`` is not computed. The next job to start is not worth seconds of computing."""
     return None

@@ -1,16 +1,16 @@
-"""The processes that are the ranks of a job, one after another: a job is a command, which may train often.
+"""The processes that are the ranks of a job, one after another: one command may train several times.
 
-A process takes its rank's place with its Hello and has it until the process is gone. When no process of a job
-is left, and its command goes on, all places are free for the next ones. A process that comes sooner stands in
-line: it holds still until the place is free, so nobody trains without a lease.
+A process takes its rank's place with its Hello and keeps it until the process is gone. When no process of a
+job is left, and its command goes on, all places are free for the next processes. A process that comes sooner
+stands in line: it waits until the place is free, so no process trains without a lease.
 
-A child of a job's process may train while its parent or another child is the rank, and these may wait for
-each other: a pool's processes end together. Such a child trains beside the rank, under the same lease, and
-the job is not suspended until the child has ended.
+A child of a job's process may train while its parent or another child is the rank. Such processes may wait
+for each other: a pool's processes end together. So the child trains beside the rank, under the same lease,
+and the job is not suspended until the child has ended.
 
-A job without processes has nothing on its devices. It gives them back when others are to have them, or when
-nobody has come for as long as the job may take to reach a boundary. The policy hears of it again when the
-next processes are there.
+A job without processes has nothing on its devices. The job gives them back when other jobs are to have them,
+or when no process has come for as long as the job may take to reach a boundary. The policy sees the job again
+when its next processes are there.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from .events import Notice, RankGone, Tell
 
 
 class RankProcesses:
-    """The part of ``Core`` that knows which process is which rank.
+    """The part of ``Core`` that assigns processes to ranks.
 
     Parameters
     ----------
     core
-        Whose.
+        The core that this object is a part of.
     """
 
     def __init__(self, core: CoreContract) -> None:
         self._core = core
 
     def enter(self, job: Gang, rank: Rank, hello: Hello, now: float) -> None:
-        """Give ``rank``, whose place is free, to the process that said ``hello``."""
+        """Give ``rank``'s free place to the process that said ``hello``; announce a job that is now whole."""
         rank.enter(hello.pid, hello.boundary)
         job.processes.greeted(now)
         if job.ready:
@@ -51,15 +51,15 @@ class RankProcesses:
             elif not self._core.planning.knows(job):
                 self._core.announce(job, now)
         if not job.ready or job.wanted:
-            self._core.reconcile_later(job)  # the others may never come; it may be wanted already
+            self._core.reconcile_later(job)  # other ranks may never come; devices may be planned already
 
     def queue(self, job: Gang, rank: Rank, hello: Hello) -> None:
-        """Let a process wait until the place of ``rank``, which another one has, is free.
+        """Put the process that said ``hello`` in line for the place of ``rank``, which another process has.
 
         Raises
         ------
         IllegalTransitionError
-            If the process runs already, or is the rank itself.
+            If the process trains already, or is the rank itself.
         """
         fresh = hello.parked and not hello.epoch
         if not fresh or hello.pid == rank.pid:
@@ -68,7 +68,7 @@ class RankProcesses:
         self._core.order(Tell(job.id, rank.number, Queued(behind=rank.pid), pid=hello.pid))
 
     def let_beside(self, job: Gang) -> None:
-        """Let the children in line train beside the only rank of ``job``, which has just been heard of."""
+        """Let children in line train beside the only rank of ``job``, if that rank is on its device."""
         (first, *others) = job.ranks
         if others or job.state is not JobState.RUNNING or first.phase is not RankPhase.ON:
             return
@@ -78,30 +78,30 @@ class RankProcesses:
             self.stay_beside(job, first, hello)
 
     def stay_beside(self, job: Gang, rank: Rank, hello: Hello) -> None:
-        """Let a child train beside ``rank``, under the lease that the job has."""
+        """Let a child process train beside ``rank``, under the present lease of ``job``."""
         job.processes.stay_beside((*_without(job.processes.beside, hello.rank, hello.pid), hello))
         self._core.order(Tell(job.id, rank.number, Beside(behind=rank.pid), pid=hello.pid))
         self._core.order(Notice("beside", job.id, {"process": hello.pid, "rank": rank.pid}))
 
     def keep(self, job: Gang, now: float) -> None:
-        """Have ``job``, which is wanted elsewhere, stay where it is: it has processes beside its rank."""
+        """Let ``job`` stay on its devices for now, since processes train beside its rank; tell the policy."""
         job.refusals.suspend.failed(now)
         timeouts.plan_with_present(self._core, job, now)
 
     def replace(self, job: Gang, rank: Rank, hello: Hello, now: float) -> None:
-        """Give the place of the only rank, whose process has not trained, to one that trains."""
+        """Replace the only rank's process, which has not trained, by the process that said ``hello``."""
         self._core.order(Tell(job.id, rank.number, Replaced(), pid=rank.pid))
         self._free_places(job, now, (hello,))
 
     def begin_anew(self, job: Gang, hello: Hello, now: float) -> None:
-        """Let the process of the only rank, which has executed a program in its place, be the rank again."""
+        """Give the only rank's place anew to its own process, which now executes another program."""
         self._free_places(job, now, (hello,))
 
     def withdraw(self, job: Gang, now: float) -> None:
-        """Do what can be done about the only rank of ``job``, which has not begun to train in time.
+        """Make the only rank of ``job``, which has not begun to train in time, give up its place.
 
-        If another process waits for its place, that one has it now. Else the rank is asked to give it up,
-        which it does unless it has something on its device.
+        If another process waits for the place, that process has it now. Otherwise the rank is asked to give
+        its place up, and does so unless it has something on its device.
         """
         (rank,) = job.ranks
         if job.processes.line:
@@ -112,12 +112,12 @@ class RankProcesses:
             self._core.tell(job, rank.number, Withdraw(epoch=job.epoch))
 
     def withdrawn(self, job: Gang, rank: Rank, now: float) -> None:
-        """The process that is ``rank`` has given up its place.
+        """Free the place that the process of ``rank`` gave up, and the devices if no process follows.
 
         Raises
         ------
         IllegalTransitionError
-            If it has begun to train.
+            If the process has begun to train.
         """
         if not places.idles(job) or rank.phase is not RankPhase.ON:
             raise job.illegal(f"Withdrawn of rank {rank.number}, which is {rank.phase.value}")
@@ -126,12 +126,12 @@ class RankProcesses:
             self.give_up_devices(job, now)
 
     def gone(self, job: Gang, event: RankGone, now: float) -> None:
-        """Take note that a process has ended.
+        """Note that the process of a rank has ended, and end, restart or settle ``job`` if that is due.
 
         Raises
         ------
         IllegalTransitionError
-            If there was none.
+            If the rank had no process.
         """
         if not 0 <= event.rank < len(job.ranks):
             raise job.illegal(f"end of rank {event.rank}")
@@ -166,12 +166,15 @@ class RankProcesses:
             self._core.reconcile_later(job)
 
     def give_up_devices(self, job: Gang, now: float) -> None:
-        """Take its devices from ``job``, which has no process, and let it wait for the next ones."""
+        """Take the devices from ``job``, which has no process, and withhold it until processes come."""
         self._leave(job, now)
         self._withhold(job, now)
 
     def _free_places(self, job: Gang, now: float, first: tuple[Hello, ...] = ()) -> None:
-        """No process of ``job`` is left: let others be its ranks, ``first``, then those in line."""
+        """Free all places of ``job``, then give them to the next processes.
+
+        The processes of ``first`` come first, then those that trained beside the rank, then those in line.
+        """
         places.free(job, now)
         job.history.append((now, "no process left"))
         self._core.reconcile_later(job)
@@ -192,25 +195,25 @@ class RankProcesses:
             self._withhold(job, now)
 
     def _leave(self, job: Gang, now: float) -> None:
-        """Nothing of ``job`` is on its devices: give them back."""
+        """Take the devices from ``job``, which has nothing on them; end the job if all its steps are made."""
         job.stand_still()
         job.move(Trigger.EMPTY, now)
         self._core.vacate(job)
         self._core.planning.parked(job, now)
-        job.forget_width()  # whoever comes has no state, and may be anywhere
+        job.forget_width()  # the next processes have no state, and may be on any devices
         self._core.order(Notice("idle", job.id, {"steps": job.steps}))
         if job.reached_max_steps:
             self._core.end(job, Trigger.SUCCEED, f"it has made its {job.spec.max_steps} steps", now)
 
     def _withhold(self, job: Gang, now: float) -> None:
-        """Let the policy, or a trial, not count on ``job`` until its processes are there."""
+        """Withdraw ``job`` from the policy, or end its trial, until its processes are there."""
         if not job.state.ended and (job.borrowed or self._core.planning.knows(job)):
             self._core.planning.withhold(job, now)
 
     def _follow(self, job: Gang, now: float) -> None:
-        """Let processes that have just come use the devices that ``job`` has from those before.
+        """Start the new processes of ``job`` on the devices that it still has from its earlier processes.
 
-        Their set-up is no attained service, as that of the first was none.
+        Their set-up does not count as attained service, like that of the first processes.
         """
         job.stand_still()
         job.move(Trigger.FOLLOW, now)
@@ -221,5 +224,5 @@ class RankProcesses:
 
 
 def _without(line: tuple[Hello, ...], rank: int, pid: int) -> tuple[Hello, ...]:
-    """Return ``line`` without process ``pid``, if it waits to be that rank."""
+    """Return ``line`` without process ``pid``, if that process waits to be rank ``rank``."""
     return tuple(hello for hello in line if (hello.rank, hello.pid) != (rank, pid))

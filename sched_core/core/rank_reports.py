@@ -1,8 +1,8 @@
-"""What the core makes of the reports of ranks: fencing by epoch, and the gang stop.
+"""What the core does with the reports of ranks: fencing by epoch, and the gang stop.
 
-All ranks of a gang stop at one boundary. ``stop_at`` starts just ahead of the newest boundary anybody
-reported. A rank that is past it already says so and it is raised, by more each time; ranks that have parked
-too early are sent on. No rank waits for another inside the training loop.
+All ranks of a gang stop at one boundary, ``stop_at``. It starts just ahead of the newest boundary that any
+rank has reported. A rank that is past ``stop_at`` already says so, and ``stop_at`` is raised, by more each
+time. Ranks that have parked too early are sent on. No rank waits for another inside the training loop.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from . import timeouts
 from .contract import CoreContract
 from .events import Notice
 
-#: A ``stop_at`` that is never reached: how a suspend is called off.
+#: A ``stop_at`` that no rank ever reaches. It calls a suspend off.
 NEVER = 2**62
-#: A job whose resume was refused so often in a row has failed.
+#: A job fails when its resume was refused so often in a row.
 MAX_RESUME_REFUSALS = 5
-#: One whose suspend was refused so often in a row stays where it is, until the policy decides anew.
+#: A job stays on its devices, until the policy plans anew, when its suspend was refused so often in a row.
 MAX_SUSPEND_REFUSALS = 5
-#: Beyond that, doubling a time or a distance once more makes no difference, until it is no number any more.
+#: The most doublings of the distance to ``stop_at``. More make no difference.
 _MOST_DOUBLINGS = 30
 
 
 class RankReports:
-    """The part of ``Core`` that listens to ranks.
+    """The part of ``Core`` that acts on the messages of ranks.
 
     Parameters
     ----------
     core
-        Whose.
+        The core that this object is a part of.
     """
 
     def __init__(self, core: CoreContract) -> None:
         self._core = core
 
     def take(self, job: Gang, number: int, message: FromAgent, now: float) -> None:
-        """Act on ``message`` of rank ``number``; one that is out of date is dropped.
+        """Act on ``message`` of rank ``number``; drop it if its epoch is over or the job has ended.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class RankReports:
                 self._core.settle(job, now)
 
     def dismiss_waiting(self, job: Gang) -> None:
-        """If the ranks that train have all ended well, let those that wait end, too."""
+        """Let the ranks that wait end, too, if all ranks that train have ended."""
         if not all(rank.phase in (RankPhase.LEAVING, RankPhase.GONE) for rank in job.members):
             return
         for rank in job.waiting_ranks():
@@ -113,7 +113,7 @@ class RankReports:
             self._core.tell(job, rank.number, Dismiss(epoch=job.epoch))
 
     def _note_where_it_began(self, job: Gang, rank: Rank, boundary: int) -> None:
-        """Tell of the snapshot that a job goes on from, once all of its ranks that have one have said so."""
+        """Send a notice of the snapshot a job continues from, once all ranks that keep state named it."""
         if boundary == rank.went_on_from:
             return
         rank.went_on(boundary)
@@ -122,7 +122,7 @@ class RankReports:
             self._core.order(Notice("went_on", job.id, details))
 
     def aim(self, job: Gang, stop_at: int) -> None:
-        """Make the gang stop at ``stop_at``; ranks that have parked before it go on."""
+        """Make the gang stop at ``stop_at``. Ranks that have parked at an earlier boundary go on."""
         job.asked.aim(stop_at)
         for rank in job.training():
             if rank.phase is RankPhase.PARKED:
@@ -135,22 +135,22 @@ class RankReports:
         self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=job.asked.stop_at))
 
     def call_off(self, job: Gang, now: float) -> None:
-        """Let the gang, which was told to stop, go on; ranks that have parked come back."""
+        """Cancel the suspend of ``job``: its ranks go on, and ranks that have parked come back."""
         job.move(Trigger.STAY, now)
         self.aim(job, NEVER)
         self._core.reconcile_later(job)
         self._core.settle(job, now)
 
     def let_run_to_the_end(self, job: Gang) -> None:
-        """Take back from ``job``, which is told to end, that it is to stop: parked, it could save nothing."""
+        """Cancel the suspend of ``job``, which is told to end: parked ranks could save nothing."""
         for rank in job.there():
             self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=NEVER, ending=True))
 
     def _time(self, job: Gang, now: float) -> None:
-        """Measure how long the steps of ``job`` take, if it said how many it has.
+        """Measure how long a step of ``job`` takes, if its number of steps is known and its progress counts.
 
-        Whoever plans with that is asked once it is known. Both moments are told of, so that the journal has
-        these two of all heartbeats.
+        A policy that plans with step times is asked once the time is known. The first step and that moment
+        each send a notice, so that the journal keeps these two of all heartbeats.
         """
         if not job.spec.steps or not job.counts(now):
             return
@@ -188,9 +188,9 @@ class RankReports:
             self._core.processes.queue(job, rank, message)
 
     def _hello_again(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
-        """Make up for what was lost with a connection: the last orders, or the rank's last report.
+        """Restore what was lost with the connection of ``rank``: the last orders, or the rank's last report.
 
-        The last ``Suspended`` follows the Hello of a rank that is parked.
+        A parked rank sends its last ``Suspended`` again after the Hello.
         """
         present = message.epoch == job.epoch
         if (
@@ -215,7 +215,7 @@ class RankReports:
         self._core.settle(job, now)
 
     def _stay(self, job: Gang, now: float) -> None:
-        """Let ``job``, one of whose ranks cannot leave its device, go on there, and try again later."""
+        """Let ``job`` stay on its devices, since one of its ranks cannot leave; try again after a pause."""
         self.call_off(job, now)
         job.refusals.suspend.failed(now)
         self._core.planning.settled(job)
@@ -305,13 +305,13 @@ def _begins_anew(job: Gang, rank: Rank, hello: Hello) -> bool:
 
 
 def _told_to_come(job: Gang) -> bool:
-    """Whether a parked rank may come back all the same.
+    """Return True if a parked rank may come back, although it counts as parked.
 
-    A Resume that was said again after a Hello is obeyed even if the first one was refused meanwhile.
+    A Resume that was sent again after a Hello is obeyed even if the first one was refused meanwhile.
     """
     return job.state in (JobState.STARTING, JobState.RESUMING)
 
 
 def _called_off(job: Gang) -> bool:
-    """Whether ranks may yet park for a suspend that was called off."""
+    """Return True if ranks may still park for a suspend that was called off."""
     return job.asked.stop_at == NEVER and job.state in (JobState.RUNNING, JobState.RESUMING)

@@ -1,4 +1,4 @@
-"""From what is wanted to what is: after every event, do what can be done towards what the policy wants."""
+"""After every event, take the steps that are possible now towards what the policy wants."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from . import restarts, timeouts
 from .contract import CoreContract
 from .events import WakeAt
 
-#: A policy is asked at most so often at one moment, and after that again so long later: one whose answer is
-#: another each time would be asked for ever.
+#: A policy is asked at most so often at one moment, and then again so many seconds later. Without that,
+#: a policy that changes its answer each time would be asked for ever.
 MOST_PLANS = 8
 ASK_AGAIN_S = 0.1
 
@@ -28,7 +28,7 @@ class Reconciliation:
     Parameters
     ----------
     core
-        Whose.
+        The core that this object is a part of.
     """
 
     def __init__(self, core: CoreContract) -> None:
@@ -39,23 +39,23 @@ class Reconciliation:
 
     @property
     def jobs(self) -> Mapping[str, Gang]:
-        """By id; for reading."""
+        """The jobs that are not yet where the policy wants them, by id; for reading."""
         return MappingProxyType(self._jobs)
 
     def add(self, job: Gang) -> None:
-        """Look at ``job`` again after this event and those that follow, until nothing is left to do."""
+        """Reconcile ``job`` after this event and the next ones, until nothing is left to do."""
         self._jobs[job.id] = job
 
     def forget(self, job: Gang) -> None:
-        """Look at ``job`` no more."""
+        """Do not reconcile ``job`` any more."""
         self._jobs.pop(job.id, None)
 
     def woken(self) -> None:
-        """The time for which the shell was asked last has come."""
+        """Note that the last wake time has come, so that the next one is ordered anew."""
         self._wake_s = None
 
     def update(self, now: float) -> None:
-        """Ask the policy if there is reason to, then do what can be done towards what it wants."""
+        """Ask the policy if it is due, take the steps that are possible now, and order the next wake time."""
         core = self._core
         for _ in range(MOST_PLANS):
             core.planning.ask(now)
@@ -64,7 +64,7 @@ class Reconciliation:
                 self._reconcile(job, now)
             core.prestart.update(now)
             if not core.planning.due:
-                break  # nobody was late, and no job was started anew
+                break  # no step made a new plan necessary
         core.deadlines.report_missed(now)
         jobs, planned_s = self._jobs.values(), core.planning.wake_s
         waits = [when_s for job in jobs for when_s in _tried_again_s(job) if when_s > now]
@@ -89,14 +89,14 @@ class Reconciliation:
                 break
             self._take(job, step, now)
             if step is Step.KEEP:
-                return  # it is tried again after a pause
+                return  # stopping is tried again after a pause
         else:
             raise InvariantError(f"job {job.id} goes on after {MOST_STEPS} steps")
         if now >= job.not_before_s and _is_there(job):
             self.forget(job)
 
     def _take(self, job: Gang, step: Step, now: float) -> None:
-        """Do with ``job`` what its next step is."""
+        """Carry out ``step`` for ``job``."""
         core = self._core
         match step:
             case Step.GIVE_UP:
@@ -124,7 +124,10 @@ class Reconciliation:
     # What ``next_step`` asks.
 
     def blocker(self, job: Gang) -> tuple[int, Gang] | None:
-        """See ``steps.World``. Jobs that share a device are there together; a trial shares nothing."""
+        """Return a device of ``job.wanted`` and a job that must leave it first. None if there is none.
+
+        Jobs that share a device by the policy's plan do not block each other. A trial shares nothing.
+        """
         core = self._core
         for device in job.wanted:
             sharers = () if job.borrowed else core.ledger.holders(device)
@@ -134,20 +137,20 @@ class Reconciliation:
         return None
 
     def misplaced(self, job: Gang) -> bool:
-        """See ``steps.World``."""
+        """Return True if ``job`` is to have devices of nodes where it has no processes."""
         return self._core.relocations.misplaced(job)
 
     def can_leave(self, job: Gang) -> bool:
-        """See ``steps.World``."""
+        """Return True if new processes on another node could continue ``job`` from its state now."""
         return self._core.relocations.can_leave(job)
 
 
 def _is_there(job: Gang) -> bool:
-    """Return True if ``job`` is where it is to be, and cannot be late there."""
+    """Return True if ``job`` is where it is to be, and has nothing to do there within a time limit."""
     there = job.lease == job.wanted and job.state not in IN_TRANSIT
     return there and not job.state.ended and timeouts.due_s(job) == inf
 
 
 def _tried_again_s(job: Gang) -> tuple[float, ...]:
-    """When what ``job`` has refused or failed to do is tried again."""
+    """Return the times at which the next attempt, suspend and resume of ``job`` may be tried."""
     return job.not_before_s, job.refusals.suspend.until_s, job.refusals.resume.until_s

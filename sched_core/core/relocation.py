@@ -1,8 +1,8 @@
 """Jobs and nodes: where a job's processes are started, and how they come to where its devices are.
 
-A process stays on its node. A job that is to be on another is parked first; then its processes are ended and
-others are started there, which go on from its snapshot if there is one. The policy has given it its devices
-all the while.
+A process stays on its node. A job that is to be on another node is parked first. Then its processes are ended
+and others are started there, which go on from its snapshot if there is one. In the policy's plan the job has
+its devices all the while.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import restarts
 from .contract import CoreContract
 from .events import Kill, Launch, NodeFound, NodeLost, Notice
 
-#: The placement that takes any devices; and those that care for the number of nodes, not which they are.
+#: The placement to which all devices are alike, and those to which only the number of nodes matters.
 _ANY_DEVICES = "count"
 _ANY_NODES = ("consolidated", "skew", "spread")
 
@@ -30,52 +30,53 @@ class Relocations:
     Parameters
     ----------
     core
-        Whose.
+        The core that this object is a part of.
     cluster
-        Its nodes.
+        All nodes.
     placement
-        The policy's, by name; empty if the policy places jobs by itself. With ``spread``, ranks are started
+        The policy's placement; empty if the policy places jobs by itself. With ``spread``, ranks are started
         on as many nodes as possible, otherwise on as few. What a plan's nodes mean is in ``_ANY_DEVICES``
         and ``_ANY_NODES``.
 
     Attributes
     ----------
     cluster
-        The same without the nodes that are lost.
+        The cluster without the nodes that are lost.
     """
 
     def __init__(self, core: CoreContract, cluster: Cluster, placement: str = "") -> None:
         self._core = core
         self._spread, self._planned = placement == "spread", placement != _ANY_DEVICES
         self._exact = self._planned and placement not in _ANY_NODES
-        #: All of it, and what of it can be had now.
+        #: The whole cluster, and the cluster without lost nodes.
         self._cluster = self.cluster = cluster
         self._names = tuple(core.devices[cluster.on(node)[0]].node for node in range(len(cluster.node_sizes)))
         #: Lost nodes, and since when.
         self._lost: dict[int, float] = {}
         self._everywhere = tuple(range(len(self._names)))
-        #: Jobs whose state cannot be brought now; and those that their owners have sent where they are to be.
+        #: Jobs whose state cannot be brought now, and jobs sent by their owners to where they are to be.
         self._stranded: dict[str, Gang] = {}
         self._sent: set[str] = set()
 
     @property
     def lost(self) -> frozenset[str]:
-        """The nodes that nothing is heard of."""
+        """The names of the nodes that are lost."""
         return frozenset(self._names[node] for node in self._lost)
 
     @property
     def lost_since_s(self) -> Mapping[int, float]:
-        """The numbers of these nodes, and since when they are lost; for reading."""
+        """The numbers of the lost nodes, and since when each is lost; for reading."""
         return MappingProxyType(self._lost)
 
     def named(self, nodes: tuple[int, ...]) -> tuple[str, ...]:
-        """The names of ``nodes``."""
+        """Return the names of ``nodes``."""
         return tuple(self._names[node] for node in nodes)
 
     def take(self, event: NodeLost | NodeFound, now: float) -> None:
-        """A node has been lost or found. Of jobs with processes on a lost one the policy hears no more.
+        """Note that a node was lost or found, and keep jobs away from lost nodes.
 
-        What becomes of these is told by the events that follow. Others that were to have devices there wait.
+        Jobs with processes on a lost node are withheld from the policy. Later events tell what becomes of
+        them. Other jobs that were to have devices there wait.
 
         Raises
         ------
@@ -94,7 +95,7 @@ class Relocations:
             self._cut_off(job, now)
 
     def _cut_off(self, job: Gang, now: float) -> None:
-        """Let ``job`` have nothing to do with lost nodes."""
+        """Take from ``job`` whatever it has to do with lost nodes: devices, a trial or a requested move."""
         planning = self._core.planning
         if self._is_lost(job.requested_devices):
             planning.moves.forget(job)
@@ -109,7 +110,7 @@ class Relocations:
             planning.unassign(job, now)
 
     def _is_lost(self, devices: tuple[int, ...]) -> bool:
-        """Whether one of ``devices`` is on a lost node."""
+        """Return True if one of ``devices`` is on a lost node."""
         return not self._lost.keys().isdisjoint(self.of(devices))
 
     def check_usable(self, devices: tuple[int, ...]) -> None:
@@ -121,7 +122,7 @@ class Relocations:
             )
 
     def misplaced(self, job: Gang) -> bool:
-        """Whether ``job`` is to have devices where its processes are not."""
+        """Return True if ``job`` is to have devices of nodes where it has no processes."""
         return len(self._names) > 1 and self.of(job.wanted) != _nodes(job, len(job.wanted))
 
     def begin(self, job: Gang, now: float) -> None:
@@ -134,7 +135,10 @@ class Relocations:
         self._core.order(Kill(job.id, "it goes to another node", at_once=True))
 
     def redirect(self, job: Gang, now: float) -> None:
-        """Go where the owner of ``job`` wants it, also if it is on its way to another node."""
+        """Insist that ``job`` goes to the devices that its owner wants, if it has no processes there.
+
+        A job that is on its way to another node is redirected at once.
+        """
         if not self.misplaced(job):
             self._sent.discard(job.id)
             return
@@ -143,11 +147,14 @@ class Relocations:
             self.begin(job, now)
 
     def mark_state_unreachable(self, job: Gang) -> None:
-        """The state of ``job`` cannot be brought now to where its processes are to be."""
+        """Note that the state of ``job`` cannot be brought now to where its processes are to be."""
         self._stranded[job.id] = job
 
     def returning(self) -> tuple[Gang, tuple[int, ...]] | None:
-        """A job whose state cannot be brought, and devices where it is; not one that was sent."""
+        """Return a job whose state cannot be brought to its new node, and the devices to return to.
+
+        Return None if there is no such job with devices. A job that its owner sent away does not count.
+        """
         for job in list(self._stranded.values()):
             home = self._home(job) if job.running and self._waits(job) else ()
             if home or not _on_its_way(job):
@@ -161,13 +168,14 @@ class Relocations:
         return job.id in self._stranded and _on_its_way(job)
 
     def _waits(self, job: Gang) -> bool:
-        """Whether the state of ``job`` cannot be brought, and nobody insists on it."""
+        """Return True if the state of ``job`` cannot be brought and its owner has not sent it."""
         return job.id in self._stranded and job.id not in self._sent and _on_its_way(job)
 
     def _home(self, job: Gang) -> tuple[int, ...]:
-        """Devices where the state of ``job`` is, as many as it is to have, or none.
+        """Return as many devices as ``job`` is to have, where its state is; empty if there are too few.
 
-        Nobody has them, or jobs whose state cannot be brought there: they can have those of ``job``.
+        Each is free or held only by jobs whose own state cannot be brought. These can have the devices of
+        ``job``.
         """
         home: list[int] = []
         for node in self._state_nodes(job)[: len(job.placement)]:
@@ -182,7 +190,7 @@ class Relocations:
         return all(holder is job or self._waits(holder) for holder in self._core.holders(device))
 
     def go_on(self, job: Gang, now: float) -> None:
-        """No process of ``job`` is left where it was: start it where it is to be now."""
+        """Start ``job``, which has no process left on its former nodes, on its new nodes."""
         former = job.nodes
         job.begin_elsewhere(now)
         self._core.switch_costs.forget(job)
@@ -192,7 +200,7 @@ class Relocations:
         self._core.reconcile_later(job)
 
     def arrived(self, job: Gang, now: float) -> None:
-        """``job`` trains: if other processes had to be started, say how long it stood still and why."""
+        """Note that ``job`` trains. If it was restarted, send a notice of how long it stood still."""
         self._sent.discard(job.id)
         left_s, gone_s = job.relocation.left_s, job.relocation.gone_s
         first_hello_s = job.processes.first_hello_s
@@ -211,7 +219,7 @@ class Relocations:
         self._core.order(Notice("arrived", job.id, details))
 
     def launch(self, job: Gang) -> Launch:
-        """The order to start ``job``, on nodes that are chosen now."""
+        """Return the order to start ``job``, on nodes that are chosen now."""
         job.nodes = self._choose(job)
         self.confine(job)
         if len(self._names) == 1:
@@ -219,9 +227,9 @@ class Relocations:
         return Launch(job.id, job.program, job.attempt, self.named(job.nodes), self.origin(job))
 
     def origin(self, job: Gang) -> tuple[str, ...]:
-        """Where the state of each rank that keeps some is, if that is not where its process is.
+        """Return the node where the state of each rank that keeps some is; empty if its process is there.
 
-        A command that is started anew for other devices has its own, wherever it keeps that.
+        Return nothing for a command that is started anew for other devices: it keeps its own state.
         """
         if job.spec.relaunch:
             return ()
@@ -229,36 +237,36 @@ class Relocations:
         return self.named(state) if state != job.nodes[: len(state)] else ()
 
     def _state_nodes(self, job: Gang) -> tuple[int, ...]:
-        """Where the newest state of ``job`` is, by rank, also if it was left by another number of them."""
+        """Return the node of each rank's newest state, even if another number of ranks left it."""
         return job.state_nodes[:1] * len(job.ranks) if job.spec.elastic else job.state_nodes
 
     def can_leave(self, job: Gang) -> bool:
-        """Whether ``job``, which is parked, can go on elsewhere: it has no state, or one that can be sent.
+        """Return True if ``job``, which is parked, can go on elsewhere: with no state, or one to be sent.
 
-        Nobody knows the checkpoints of a command that is started anew for other devices: they are taken to be
-        where it trained, for as long as that node is not lost.
+        The scheduler does not know the checkpoints of a command that is started anew for other devices. They
+        count as being where it trained, unless that node is lost.
         """
         if job.spec.relaunch:
             return not job.state_nodes or not self._lost.keys().isdisjoint(job.state_nodes)
         return not job.width or job.portable
 
     def restrict(self, job: Gang) -> None:
-        """Say to policies that ``job``, which is new, is to be on one node, if it is elastic."""
+        """Tell policies to keep ``job``, which is new, on any one node if it is elastic."""
         if job.spec.elastic and len(self._names) > 1:
             job.within = self._everywhere
 
     def confine(self, job: Gang) -> None:
-        """Say to policies whether ``job``, which is elastic, can leave its node now."""
+        """Tell policies whether ``job``, if it is elastic, must stay on its present node."""
         if job.within and (job.spec.relaunch or not job.lease):
             leaves = self.can_leave(job) and not job.bound
             job.within = self._everywhere if leaves else job.nodes[:1]
 
     def wish(self, job: Gang) -> tuple[int, ...]:
-        """Devices where its processes are, instead of those that ``job`` was given; none if there are none.
+        """Return devices where the processes of ``job`` are, to use instead of its own; empty if none.
 
-        Those that nobody has, or jobs whose processes are on the other side, which will have its own. Unless
-        the job cannot leave them or any devices will do, on as many nodes as planned; and none if the policy
-        wants it to start on certain nodes.
+        Each device is free, or its only holder can run on a device that ``job`` has now. The result is also
+        empty if the job can leave its nodes and the placement cares: the number of nodes differs from the
+        plan's, or the policy wants certain nodes and the job has not trained yet.
         """
         planned = self.of(job.placement)
         other = len({*planned}) != len({*_nodes(job, len(planned))}) or (self._exact and not job.width)
@@ -278,12 +286,12 @@ class Relocations:
             return True
         (other, *more) = holders
         if other.id in self._sent and self.misplaced(other):
-            return False  # its owner wants it here
+            return False  # the other job's owner wants it here
         lone = not more and len(other.ranks) == 1 == len(job.ranks) and not other.lease
         return lone and (not other.command.launched or other.nodes == self.of(job.placement))
 
     def in_order(self, devices: Sequence[int]) -> Sequence[int]:
-        """``devices`` so that the ranks of each node follow each other, as launchers number them.
+        """Return ``devices`` sorted by node, since launchers number the ranks of each node in a row.
 
         On each node they stay in their order: a state may be able to come back only to its own device.
         """
@@ -292,11 +300,15 @@ class Relocations:
         return sorted(devices, key=self._cluster.node_of.__getitem__)
 
     def of(self, devices: tuple[int, ...]) -> tuple[int, ...]:
-        """The node of each of ``devices``."""
+        """Return the node of each of ``devices``."""
         return tuple(self._cluster.node_of[device] for device in devices)
 
     def _choose(self, job: Gang) -> tuple[int, ...]:
-        """Where its ranks are to be: at its devices if it has some, else where its state is, or few are."""
+        """Return the node to start each rank of ``job`` on.
+
+        These are the nodes of its devices if it is to have some, else those of its state, else those with the
+        least load.
+        """
         if len(self._names) == 1:
             return (0,) * len(job.ranks)
         if job.wanted:
@@ -320,21 +332,21 @@ class Relocations:
             slots = [node for number in range(max(sizes)) for node in nodes if number < sizes[node]]
         else:
             slots = [node for node in nodes for _ in range(sizes[node])]
-        # More ranks than can have devices now wait where they are; they go elsewhere when a node is found.
+        # Ranks in excess of the devices wait on these nodes, and move when a node is found.
         return tuple(sorted(islice(cycle(slots), len(job.ranks))))
 
 
 def _on_its_way(job: Gang) -> bool:
-    """Whether processes of ``job`` are to be started on another node, and none has greeted yet."""
+    """Return True if processes of ``job`` are to be started on another node, and none has greeted yet."""
     under_way = job.relocation.gone_s is not None and job.processes.first_hello_s is None
     return under_way and not job.relocation.ending and not job.state.ended
 
 
 def _nodes(job: Gang, count: int) -> tuple[int, ...]:
-    """Where the processes of ``job`` are that so many devices are for; of an elastic one all on one node."""
+    """Return the nodes of the first ``count`` ranks of ``job``; of an elastic job all one node."""
     return job.nodes[:1] * count if job.spec.elastic else job.nodes[:count]
 
 
 def listed(names: Sequence[str]) -> str:
-    """Each of ``names``, of nodes, once; the scheduler's own node has none."""
+    """Return ``names``, of nodes, joined by commas, each once. The scheduler's own node is ``here``."""
     return ",".join(name or "here" for name in dict.fromkeys(names))

@@ -1,7 +1,7 @@
-"""What becomes of a job that failed, once nothing of it is left: its class, and perhaps another attempt.
+"""What happens to a failed job once its processes are gone: the failure's class, and perhaps another attempt.
 
-An attempt starts the job's command anew, under the same name: a script that called ``gpuslice.attach`` goes
-on from its newest snapshot, one with checkpoints of its own from these, any other from the beginning. A
+An attempt starts the job's command anew, under the same name. A script that called ``gpuslice.attach`` goes
+on from its newest snapshot, a script with its own checkpoints from these, any other from the beginning. A
 command that starts as many ranks as it is told is started anew for another number of devices, too.
 """
 
@@ -17,14 +17,14 @@ from gpuslice.sched_core.jobs.states import Trigger
 from .contract import CoreContract
 from .events import Kill, Notice
 
-#: Before the second attempt; doubled each time.
+#: The pause before the second attempt, in seconds. It doubles with each attempt.
 BACK_OFF_S = 1.0
 MAX_BACK_OFF_S = 60.0
 _MOST_DOUBLINGS = 10
 
 
 def close(core: CoreContract, job: Gang, now: float) -> None:
-    """Judge ``job``, which failed and is gone, and queue it again if that may help."""
+    """Classify the failure of ``job``, whose processes are gone, and queue the job again if that may help."""
     failure = _judge(job)
     job.verdict.judge(failure)
     wait_s: float | None = None
@@ -54,10 +54,11 @@ def close(core: CoreContract, job: Gang, now: float) -> None:
 
 
 def end_to_relaunch(core: CoreContract, job: Gang, now: float) -> None:
-    """Ask ``job``, parked or not begun, to end, so that its command is started for as many as it is to have.
+    """Tell ``job`` to end, so that its command can be started for another number of devices.
 
-    A script that hears of it by SIGTERM has its state back, and may save it, until the next boundary. One
-    whose processes were to be started on another node is now started there for that many.
+    The job has parked or has not begun. A script that gets SIGTERM for it has its state back, and may save
+    it, until the next boundary. A job whose processes were to be started on another node is now started there
+    for the new number.
     """
     job.move(Trigger.RELAUNCH, now)
     job.relocation.relaunch(now, loses_time=job.processes.trains)
@@ -69,27 +70,30 @@ def end_to_relaunch(core: CoreContract, job: Gang, now: float) -> None:
 
 
 def relaunch_if_gone(core: CoreContract, job: Gang, now: float) -> None:
-    """Start the command of ``job``, which was told to end for that, once nothing of it is left."""
+    """Start the command of ``job``, which was told to end for a relaunch, if no process of it is left."""
     if not job.processes_gone:
         return
     core.vacate(job)
     job.move(Trigger.RETRY, now)
     job.begin_elsewhere(now, ranks=len(job.wanted))
     if job.running:
-        job.progress_from(inf)  # it makes progress once its ranks are on their devices
+        job.progress_from(inf)  # the job makes progress once its ranks are on their devices
     if not job.held:
         launch(core, job, now)
     core.reconcile_later(job)
 
 
 def launch(core: CoreContract, job: Gang, now: float) -> None:
-    """Start the command of ``job``."""
+    """Order the shell to start the command of ``job``."""
     job.command.start(now)
     core.order(core.relocations.launch(job))
 
 
 def _judge(job: Gang) -> Failure:
-    """The class of a failure; if the core saw it before the command ended, the exit code is its own doing."""
+    """Return the class and reason of the failure of ``job``.
+
+    If the core saw the failure before the command ended, the exit code only follows from the core's own kill.
+    """
     if job.verdict.blame is None:
         return classify(job.command.exit_code or 0, job.command.said)
     found = verdict(job.command.said)

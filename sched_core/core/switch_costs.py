@@ -1,7 +1,7 @@
-"""What switching costs: learnt from the ranks' reports, predicted for the next switch.
+"""The costs of switches: learnt from the ranks' reports, predicted for the next switch.
 
 A switch is a suspend and the resume that follows. Waiting for a boundary is not part of it: the job makes
-progress meanwhile. The fit itself is in ``switch_cost_model``; as with the core, the journal makes it.
+progress meanwhile. The fit itself is in ``switch_cost_model``. A replay of the journal gives the same costs.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ from gpuslice.wire import Resumed, Suspended
 
 from .events import Notice, Plain
 
-#: So many relocations, the newest, tell what the next one takes.
+#: How many relocations, the newest, the expected time of the next one is the mean of.
 _RELOCATIONS = 20
 
 
 class SwitchCosts:
-    """The costs of one scheduler's switches.
+    """The measured and predicted costs of one scheduler's switches.
 
     Parameters
     ----------
     share
-        Part of the time that switching may take at most; 0: no matter.
+        The largest share of time that switching may take; 0: no limit.
     devices
-        What leases number.
+        The devices, in the order of the numbers in leases.
     """
 
     def __init__(self, share: float, devices: Sequence[DeviceName] = ()) -> None:
         self._share = share
         self._devices = devices
         self._costs = CostModel()
-        #: What each rank moved when it was suspended last, by job; unfinished jobs only.
+        #: The state that each rank moved at its last suspend, by job. Only of jobs that have not ended.
         self._states: dict[str, dict[int, State]] = {}
-        #: The largest state that any rank moves; ``None``: to be looked up again.
+        #: The largest state that any rank moves. None: it must be looked up again.
         self._most: State | None = State(0)
-        #: The present switch of each job: seconds by rank and stage, and whether it is on another device now.
+        #: The present switch of each job: seconds by rank and stage; ``_moved``: True if its device changed.
         self._present: dict[str, dict[int, dict[str, float]]] = {}
-        #: How long the newest jobs that went to other nodes stood still.
+        #: How long the newest jobs that went to other nodes stood still, in seconds.
         self._relocations_s: deque[float] = deque(maxlen=_RELOCATIONS)
         self._moved: dict[str, bool] = {}
 
     def predict_s(self, job: Gang) -> float | None:
-        """The cost of suspending and resuming ``job``; ``None`` before it was suspended once."""
+        """Return the predicted seconds of suspending and resuming ``job``. None before its first suspend."""
         estimate = self.predict(job)
         return None if estimate is None else estimate.seconds
 
     def predict(self, job: Gang, devices: Sequence[int] = ()) -> Estimate | None:
-        """The same with its error; of a gang, its dearest rank's.
+        """Return the predicted cost of suspending and resuming ``job``: of a gang, the costliest rank's.
 
         Parameters
         ----------
         devices
-            Where it will be resumed, rank order; none: where it is, or where it was last.
+            The devices to resume on, in rank order. Empty: the present devices, or the last ones.
         """
         states = self._states.get(job.id)
         if states is None:
@@ -65,9 +65,10 @@ class SwitchCosts:
         return max(found, key=lambda estimate: estimate.seconds)
 
     def expected_s(self, job: Gang, devices: Sequence[int]) -> float | None:
-        """The cost of moving ``job`` there; of one that never moved, that of the largest state that did.
+        """Return the expected cost in seconds of moving ``job`` to ``devices``. None if nothing is known.
 
-        To another node, the mean of what that took lately. ``None`` if none did.
+        On the same node, a job that was never suspended counts like the largest state of any rank. To another
+        node, the cost is the mean of the latest relocations.
         """
         present = job.lease or job.home
         if present and self._nodes(devices) != self._nodes(present):
@@ -79,15 +80,15 @@ class SwitchCosts:
         return None if estimate is None else estimate.seconds
 
     def relocated(self, blackout_s: float) -> None:
-        """A job stood still for so long because it went to another node."""
+        """Note that a job stood still for ``blackout_s`` seconds while it went to another node."""
         self._relocations_s.append(blackout_s)
 
     def _nodes(self, devices: Sequence[int]) -> tuple[str, ...]:
-        """The node of each rank."""
+        """Return the node of each of ``devices``."""
         return tuple(self._devices[device].node for device in devices if device < len(self._devices))
 
     def _largest(self) -> State:
-        """The largest state that any rank moves."""
+        """Return the largest state that any rank moves."""
         if self._most is None:
             self._most = max(state for states in self._states.values() for state in states.values())
         return self._most
@@ -100,7 +101,7 @@ class SwitchCosts:
         return Estimate(0.0, None) if found is None else found
 
     def least_slice_s(self) -> float:
-        """How long a slice must last for switching to stay below its share, whoever is switched."""
+        """Return how long a slice must last so that switching any job stays below its share of the time."""
         if not self._share or not self._states:
             return 0.0
         # On whichever device: not even the scheduler knows where the next slice will be.
@@ -108,14 +109,14 @@ class SwitchCosts:
         return 0.0 if estimate is None else estimate.seconds / self._share
 
     def begun(self, job: Gang) -> None:
-        """``job`` is told to stop, and where it is to go on, if anywhere."""
+        """Note that a switch of ``job`` begins, and predict its cost to the job's next devices."""
         estimate = self.predict(job, job.wanted)
         job.switch.begin(*(None, None) if estimate is None else (estimate.seconds, estimate.error_s))
         self._present[job.id] = {}
         self._moved[job.id] = False
 
     def parked(self, job: Gang, rank: int, message: Suspended) -> None:
-        """A rank has been suspended."""
+        """Learn from the report of a rank that has been suspended."""
         state = State(message.nbytes, message.tensors, self._name(job.lease, rank), message.route)
         self._costs.learn(Half.SUSPEND, state, message.stages_s)
         states = self._states.setdefault(job.id, {})
@@ -125,7 +126,7 @@ class SwitchCosts:
         self._add(job, rank, message)
 
     def resumed(self, job: Gang, rank: int, message: Resumed) -> None:
-        """A rank is back on a device; one that had nothing to bring back teaches nothing."""
+        """Learn from the report of a rank that is back on a device, if it had state to bring back."""
         if not message.stages_s:
             return
         left = self._states.get(job.id, {}).get(rank, State(0))
@@ -136,7 +137,10 @@ class SwitchCosts:
         self._add(job, rank, message)
 
     def ended(self, job: Gang) -> Notice | None:
-        """``job`` runs again; what to say of its switch, if it was one: its stages are the slowest rank's."""
+        """Note that ``job`` runs again; add up the switch's cost and return a notice of it.
+
+        Return None if there was no switch. The slowest rank's stages count.
+        """
         ranks = self._present.pop(job.id, None)
         moved = self._moved.pop(job.id, False)
         if not ranks:
@@ -158,7 +162,7 @@ class SwitchCosts:
         return Notice("switched", job.id, details)
 
     def forget(self, job: Gang) -> None:
-        """``job`` has no state any more."""
+        """Drop what is known of the state of ``job``, which has none any more."""
         if self._most in self._states.pop(job.id, {}).values():
             self._most = None
         self._present.pop(job.id, None)
@@ -170,7 +174,7 @@ class SwitchCosts:
             stages_s[name] = stages_s.get(name, 0.0) + seconds
 
     def _name(self, devices: Sequence[int], rank: int) -> str:
-        """The device of ``rank``; empty if that is not known."""
+        """Return the name of the device of ``rank``; empty if that is not known."""
         if rank < len(devices) and devices[rank] < len(self._devices):
             return str(self._devices[devices[rank]])
         return ""

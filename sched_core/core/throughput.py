@@ -1,7 +1,7 @@
-"""How fast live jobs trained, alone, beside others and on how many devices: what ``Measured`` events say.
+"""How fast live jobs trained, alone, beside others and on how many devices, from ``Measured`` events.
 
-It is kept for the policy by kind of job, which outlives the job: what jobs of a kind did before is what is
-known of the next one.
+The measurements are kept for the policy by kind of job. A kind outlives its jobs, so the measurements of
+earlier jobs tell about the next job of the kind.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from gpuslice.sched_core.speedup import SpeedCurve
 
 from .events import Command, Measured, Notice, Plain
 
-#: Of one kind in one company: steps get slower or faster as a training goes on.
+#: The most samples kept of one pair of kinds: steps get slower or faster as a training goes on.
 _NEWEST = 16
 
 
 class MeasuredThroughput:
-    """``knowledge.Throughput`` of a live scheduler.
+    """The measured throughput of live jobs; implements ``knowledge.Throughput``.
 
     Parameters
     ----------
     policy
-        Who wants to know, or does not.
+        The policy. Only one that packs jobs uses measurements beside others.
     order
-        How to tell people of what it found out.
+        The function that sends the notices of the policy's packing verdicts.
     """
 
     def __init__(self, policy: Policy, order: Callable[[Command], None]) -> None:
         self._policy = policy if isinstance(policy, Packs) else None
         self._order = order
         self._told = 0
-        #: By kind of job and of whom it was beside.
+        #: Samples by the kind of the job and the kind of the job beside it (empty: none).
         self._samples: dict[tuple[str, str], deque[Sample]] = {}
         self._busy: dict[str, float] = {}
-        #: Of elastic jobs, by kind: work and seconds by number of devices, and the curve through that.
+        #: By kind of elastic job: work and seconds by number of devices, and the speed curve through them.
         self._work: dict[str, dict[int, deque[tuple[int, float]]]] = {}
         self._curves: dict[str, SpeedCurve] = {}
 
     @property
     def packs(self) -> bool:
-        """Whether the policy wants to know what jobs do to each other."""
+        """True if the policy packs jobs, and so wants to know how they slow each other down."""
         return self._policy is not None
 
     def wanted(self, job: Gang) -> bool:
-        """Whether anybody wants to know how fast ``job`` is."""
+        """Return True if the speed of ``job`` is of use: the policy packs jobs, or ``job`` is elastic."""
         return self.packs or job.spec.elastic
 
     def take(self, event: Measured, jobs: Mapping[str, Gang], now: float) -> None:
-        """Keep what was measured; of more than two jobs on a device nobody wants to know."""
+        """Keep the measurement of ``event``. Samples beside more than one other job are dropped."""
         self._take_speed(event, jobs[event.job], now)
         beside = jobs.get(event.beside)
         if not event.steps or not event.seconds or (event.beside and beside is None):
@@ -65,7 +65,7 @@ class MeasuredThroughput:
             self._busy[own] = event.busy
 
     def _take_speed(self, event: Measured, job: Gang, now: float) -> None:
-        """Learn how fast a ``job`` that may have more or fewer devices is on those that it had."""
+        """Learn from ``event`` how fast the kind of ``job``, if elastic, is on its number of devices."""
         # The ranks of a command that is started anew have each their own batch, of the same size.
         work = event.samples or event.steps * (event.devices if job.spec.relaunch else 1)
         if not job.spec.elastic or event.beside or not (event.devices and work and event.seconds):
@@ -84,7 +84,7 @@ class MeasuredThroughput:
                 job.progress_from(now)  # nothing of what it has had is to be reckoned at the new rate
 
     def rate(self, job: Job, devices: int) -> float:
-        """Progress per second of ``job`` on ``devices`` devices, 1 on the fewest that it may have."""
+        """Return the progress per second of ``job`` on ``devices`` devices: 1 on the fewest it may have."""
         if not job.spec.elastic:
             return 1.0
         curve = self._curves.get(job.kind)
@@ -93,7 +93,7 @@ class MeasuredThroughput:
         return curve.rate(devices, job.demand) / curve.rate(job.demand, job.demand)
 
     def speeds(self, job: Job) -> Mapping[int, float]:
-        """Progress per second of ``job`` by the numbers of devices that its kind was measured on."""
+        """Return the progress per second of ``job`` for each number of devices measured for its kind."""
         curve = self._curves.get(job.kind)
         if curve is None or not job.spec.elastic:
             return {}
@@ -101,19 +101,19 @@ class MeasuredThroughput:
         return {devices: rate / unit for devices, rate in curve.seen.items()}
 
     def samples(self, job: Job, beside: Job | None) -> Sequence[Sample]:
-        """The newest samples of ``job`` beside that one alone, or with a device for itself."""
+        """Return the newest samples of ``job`` beside that one job, or alone if ``beside`` is None."""
         return tuple(self._samples.get((job.kind, "" if beside is None else beside.kind), ()))
 
     def busy(self, job: Job) -> float | None:
-        """The share of its device that ``job`` used when it was alone; ``None``: not known."""
+        """Return the share of its device that ``job`` used when it was alone. None if not known."""
         return self._busy.get(job.kind)
 
     def slowdown(self, job: Job) -> Interval | None:
-        """How much slower ``job`` is beside whom it shares its device with, if that is known."""
+        """Return how much slower ``job`` is beside the job that shares its device. None if not known."""
         return None if self._policy is None else self._policy.slowdown(job.id)
 
     def tell(self) -> None:
-        """Let people know what the policy has found out."""
+        """Send a notice to each job of every packing verdict that is new since the last call."""
         verdicts = () if self._policy is None else self._policy.verdicts
         for verdict in verdicts[self._told :]:
             for position, name in enumerate(verdict.jobs):

@@ -1,12 +1,15 @@
-"""Jobs that do not carry an order out in time: they reach no boundary, or do not come back to a device;
-jobs that are on their devices and never begin to train; and gangs of which some ranks never come.
+"""Time limits, and what happens to jobs that exceed them.
 
-A job that is stuck keeps its devices, because its processes may still use them; nobody can be put there. So
-it is reported, and either ended or left running: then the suspend is called off, the policy learns that the
-job still holds its devices, and whoever was to follow can be sent elsewhere.
+A job is late if it reaches no boundary, does not come back to a device, or is on its devices and does not
+begin to train. A gang is late if some of its ranks do not come.
 
-A gang that is not whole has no device and no state. A rank that dies before its Hello is seen by its launcher
-alone, and if that waits for the others nobody ever ends; so such a gang fails, whatever its owner wanted.
+A job that is stuck keeps its devices, because its processes may still use them; no other job can be put
+there. So it is reported, and either ended or left running. If it is left running, the suspend is called off,
+the policy learns that the job still holds its devices, and the job that was to follow can be sent elsewhere.
+
+A gang that is not whole has no device and no state. Only its launcher sees a rank that dies before its Hello.
+If the launcher waits for the other ranks, the command never ends. So such a gang fails, whatever its owner
+wanted.
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState, Trigger
 from .contract import CoreContract
 from .events import Notice, Plain
 
-#: How long the ranks of a gang may take to come after the first, if none is to be ended sooner.
+#: How long the ranks of a gang may take to come after the first, unless the owner wants late jobs ended.
 GANG_TIMEOUT_S = 300.0
 
 
 def due_s(job: Gang) -> float:
-    """When ``job`` will be late, if it has not done by then what it is about to do; infinite if never."""
+    """Return when ``job`` will be late with what it is about to do; infinite if it cannot be late."""
     if not job.spec.boundary_timeout_s:
         return inf
     if job.processes.idle_since_s is not None and job.lease:
@@ -38,14 +41,14 @@ def due_s(job: Gang) -> float:
 
 
 def _limit_s(job: Gang) -> float:
-    """How long that may take."""
+    """Return how many seconds ``job`` may take for what it is about to do."""
     limit_s = job.spec.boundary_timeout_s
     patient = _gathers(job) and not job.spec.kill_when_late
     return max(limit_s, GANG_TIMEOUT_S) if patient else limit_s
 
 
 def _since_s(job: Gang) -> float:
-    """Since when ``job`` is to do what it is about to do; infinite if that is nothing but training."""
+    """Return since when ``job`` is to do what it is about to do; infinite if it has only to train."""
     if job.state in IN_TRANSIT:
         return job.lateness.told_s
     if _gathers(job):
@@ -58,13 +61,13 @@ def _since_s(job: Gang) -> float:
 
 
 def _gathers(job: Gang) -> bool:
-    """Whether some ranks of ``job``, which has no devices, are there and others have still to come."""
+    """Return True if ``job`` has no devices, and some of its ranks are there but not all."""
     waits = job.state in (JobState.QUEUED, JobState.SUSPENDED)
     return waits and job.processes.first_hello_s is not None and not job.ready
 
 
 def handle_late(core: CoreContract, job: Gang, now: float) -> None:
-    """Report ``job``, which is late, and do with it what its owner wanted."""
+    """Report that ``job`` is late, and end it or let it go on, as its owner wanted."""
     if job.processes.idle_since_s is not None and job.lease:
         core.processes.give_up_devices(job, now)
         return
@@ -93,9 +96,10 @@ def handle_late(core: CoreContract, job: Gang, now: float) -> None:
 
 
 def plan_with_present(core: CoreContract, job: Gang, now: float) -> bool:
-    """Have the policy, or whoever is to be tried, plan with what ``job`` holds and does not leave.
+    """Have the policy, or a trial that wants the devices, plan with the devices that ``job`` still holds.
 
-    Return False if it is to leave all the same: its owner wants it off, or it has no part of the quota.
+    Return False if the job must leave all the same: its owner holds it, or its tenant's quota has no room for
+    it.
     """
     if job.lent:
         core.trials.avoid(job, now)
@@ -107,7 +111,7 @@ def plan_with_present(core: CoreContract, job: Gang, now: float) -> bool:
 
 
 def notice(job: Gang, order: str, now: float, *, kill: bool) -> Notice:
-    """What to say of ``job``, which did not carry ``order`` out in time, and whether it is ended for it."""
+    """Return the notice that ``job`` did not carry out ``order`` in time, and is ended for it (``kill``)."""
     details: dict[str, Plain] = {
         "order": order,
         "after_s": now - _since_s(job),

@@ -1,9 +1,9 @@
-"""Trials: a job's first few mini-batches at once, ahead of every queue, so that a broken one fails early.
+"""Trials: a job's first few mini-batches at once, ahead of every queue, so that a broken job fails early.
 
 The Philly study (Jeon et al., ATC 2019, section 6) would run every job on a small pool first. A node has no
-devices for that, and a gang has as many ranks as it has; so a trial borrows devices. Their holders are
-suspended for it and come back afterwards. The policy sees nothing of that: in its ledger they run on, and the
-job arrives when its trial is over.
+devices for that, and a gang has as many ranks as it has, so a trial borrows devices. Their holders are
+suspended for it and come back afterwards. The policy sees nothing of that: in its ledger the holders run on,
+and the job arrives when its trial is over.
 """
 
 from __future__ import annotations
@@ -21,28 +21,31 @@ from .events import Notice
 
 
 class Trials:
-    """Who is being tried, who waits for that, and who has lent devices for it.
+    """The jobs that are being tried or wait for their trial, and the jobs that lend devices for trials.
 
     Parameters
     ----------
     core
-        Whose.
+        The core that this object is a part of.
     """
 
     def __init__(self, core: CoreContract) -> None:
         self._core = core
-        #: In order of arrival.
+        #: Jobs that wait for a trial, in order of arrival, jobs on trial, and jobs that lend; by id.
         self._waiting: dict[str, Gang] = {}
         self._trying: dict[str, Gang] = {}
         self._lenders: dict[str, Gang] = {}
 
     def enter(self, job: Gang) -> None:
-        """``job``, which is ready, waits for its trial; not if its processes were started anew for that."""
+        """Let ``job``, which is ready, wait for its trial.
+
+        Nothing happens if its trial is under way: its processes were then started anew for the trial.
+        """
         if job.id not in self._trying:
             self._waiting[job.id] = job
 
     def leave(self, job: Gang, now: float) -> None:
-        """End the trial of ``job``, if it has one, or its waiting for it; it gives back what it borrowed."""
+        """End the trial of ``job`` or its waiting for one, if any; give back the devices that it borrowed."""
         self._waiting.pop(job.id, None)
         if self._trying.pop(job.id, None) is not None:
             job.give_back(now)
@@ -54,11 +57,11 @@ class Trials:
 
     @property
     def tried(self) -> list[Gang]:
-        """Return the jobs that have borrowed devices for their trial."""
+        """The jobs that have borrowed devices for their trial."""
         return list(self._trying.values())
 
     def avoid(self, late: Gang, now: float) -> None:
-        """``late`` does not make room; whoever was to be tried there looks for other devices."""
+        """Send trials elsewhere that wait for devices of ``late``, a job that does not leave its devices."""
         for job in [job for job in self._trying.values() if not job.lease]:
             if not set(job.borrowed).isdisjoint(late.lease):
                 self.leave(job, now)
@@ -66,13 +69,13 @@ class Trials:
         self.update(now)
 
     def check_progress(self, job: Gang, now: float) -> None:
-        """See whether ``job``, of which there is news, has made the mini-batches of its trial."""
+        """End the trial of ``job``, which has reported, if it has made enough mini-batches."""
         passed = min((rank.boundary for rank in job.training()), default=0)
         if job.borrowed and passed > job.spec.trial_batches:
             self._pass(job, now, Notice("trial_passed", job.id, {"batches": job.spec.trial_batches}))
 
     def update(self, now: float) -> None:
-        """Begin the trials for which there are devices, end those that take too long, and see who lends."""
+        """Begin the trials that have devices, end those that take too long, and choose the jobs that lend."""
         for job in [job for job in self._trying.values() if self._ends_s(job) <= now]:
             self._pass(job, now, timeouts.notice(job, "trial", now, kill=False))
         for job in list(self._waiting.values()):
@@ -87,7 +90,7 @@ class Trials:
             self._lend(now)
 
     def due_s(self) -> float:
-        """When the next trial will have taken too long; infinite if none will."""
+        """Return when the next trial will have taken too long; infinite if none will."""
         return min(map(self._ends_s, self._trying.values()), default=inf)
 
     def _ends_s(self, job: Gang) -> float:
@@ -101,7 +104,7 @@ class Trials:
         self._core.announce(job, now)
 
     def _choose(self, job: Gang) -> tuple[int, ...]:
-        """Devices to be borrowed, those where least is disturbed; none if not enough of them can be."""
+        """Return the devices to borrow for ``job``, where least is disturbed; empty if there are too few."""
         taken = {device for other in self._trying.values() for device in other.borrowed}
         if job.width:  # its trial was broken off, and where else it could go on is not known
             present = job.lease or job.home
@@ -109,7 +112,7 @@ class Trials:
         free = FreeDevices.besides(self._core.relocations.cluster, taken)
         nodes = [list(devices) for devices in free.on_node]
         groups = nodes if job.within else [list(chain.from_iterable(nodes))]
-        # Whatever is chosen first, what its holders have besides costs nothing more.
+        # The other devices of a chosen device's holders cost nothing more, so each first choice is tried.
         choices = (
             self._from(first, left, job.demand)
             for left in groups
@@ -119,7 +122,7 @@ class Trials:
         return min(choices, key=lambda devices: (*self._harm(devices), devices), default=())
 
     def _from(self, first: int, left: list[int], count: int) -> tuple[int, ...]:
-        """So many devices, ``first`` and those that disturb least beside it."""
+        """Return ``count`` devices of ``left``: ``first`` and those that disturb least beside it."""
         chosen = [first]
         while len(chosen) < count:
             others = [device for device in left if device not in chosen]
@@ -127,7 +130,11 @@ class Trials:
         return tuple(sorted(chosen))
 
     def _harm(self, devices: tuple[int, ...]) -> tuple[int, int, int, int, float]:
-        """What borrowing costs: who is stuck there, promises, jobs, those on their way, seconds to switch."""
+        """Return what borrowing ``devices`` disturbs, as a sort key.
+
+        It counts the holders: those that were late to leave, those with guaranteed deadlines, all of them,
+        and those in transit. Last come the seconds to switch them.
+        """
         found = {holder.id: holder for device in devices for holder in self._core.holders(device)}
         holders = found.values()
         return (
@@ -139,7 +146,7 @@ class Trials:
         )
 
     def _lend(self, now: float) -> None:
-        """Have those lend who hold what is borrowed, and no others."""
+        """Make the holders of borrowed devices lend them, and take earlier lenders back."""
         devices = [device for job in self._trying.values() for device in job.borrowed]
         lenders = {holder.id: holder for device in devices for holder in self._core.holders(device)}
         for job in [job for job in self._lenders.values() if job.id not in lenders]:
