@@ -1,4 +1,5 @@
-"""Who decides at a boundary that a job is suspended: the scheduler's agent, or the drill without a scheduler.
+"""The controllers that decide at a boundary whether a job is suspended: the agent, or the drill.
 
 Public face: ``agent.Agent`` and ``drill.from_settings``, both controllers of ``runtime.boundaries``.
+The agent obeys a scheduler. The drill needs none.
 """

@@ -1,7 +1,7 @@
-"""The controller of a scheduled job: parks, moves and goes on as the scheduler says (docs/architecture.md).
+"""The controller of a scheduled job: parks, moves and resumes it as ordered (docs/architecture.md).
 
-A rank holds still right after ``import torch``, before it has any state, until its first lease. If the
-scheduler dies, a running rank runs on and a parked one stays parked; both greet the next scheduler.
+A rank waits for its first lease right after ``import torch``, before it has any state. If the scheduler
+dies, a running rank runs on and a parked rank stays parked. Both greet the next scheduler.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from gpuslice.wire import (
     Withdraw,
 )
 
-#: The lease's device, for processes that this one starts.
+#: Environment variable with the leased device, for child processes.
 _LEASE = "GPUSLICE_LEASE"
 _BESIDE = "submit trainings that are to run at the same time as jobs of their own"
 
 
 class Agent:
-    """Obeys the scheduler at ``settings.socket``.
+    """A controller that carries out the orders of the scheduler at ``settings.socket``.
 
     Parameters
     ----------
     runtime
         The job.
     replaces
-        The process that has been this rank so far, and has a lease: this one has begun to train below it.
+        Id of the process that has been this rank so far and has a lease, if its child trains now; else 0.
 
     Raises
     ------
@@ -90,14 +90,14 @@ class Agent:
         self._began, self._complaint = False, ""
         self._replaces = replaces
         self._place = Place(self._orders, runtime.boundaries, ask=self._ask_for_place, enter=self._enter)
-        self._unanswered = False  # True from a Hello until anything but a Welcome has come
+        self._unanswered = False  # True from a Hello until a message other than Welcome comes
         self._watch = BoundaryWatchdog(runtime.boundaries, lambda: self._orders.asked)
         identity = f"{settings.job}:{rank_identity.rank}:{os.getpid()}"
         self._unleased = UnleasedMemory()
         self._memory = PeakMemory()
         self._names = GpuNames()
         runtime.suspension.gate.carry_out = self._names.in_other_threads
-        #: The device that the script's own names mean.
+        #: The device to which the script's own device names refer.
         self._first = runtime.suspension.in_use.name
         self._link = Link(
             settings.socket,
@@ -108,7 +108,7 @@ class Agent:
         )
 
     def start(self) -> None:
-        """Say Hello and hold still until there is a lease."""
+        """Connect to the scheduler. Wait for the first lease, unless the parent process has one."""
         if self._runtime.settings.elastic:
             self._boundaries.leave_to_script()  # ranks that begin at different times count alike
         _ = self._runtime.storage.ramdisk
@@ -142,16 +142,16 @@ class Agent:
         self._first = in_use.name
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
-        """Suspend if that is still wanted, and stay parked until the next lease.
+        """Suspend if the job still has to, and wait for the next lease. Return the signals held back.
 
-        The script's signal handlers wait until its state is back. A signal that asks it to end brings
-        the state back at once, without a lease; if the script goes on, it parks at the next boundary.
+        The script's signal handlers run once its state is back. A signal that asks the script to end
+        brings the state back without a lease. If the script goes on, it parks at the next boundary.
         """
         if self._place.pass_boundary():
             return ()
         if not self._began:
             self._began = True
-            self._send(self._progress())  # when the set-up was over matters for what counts as service
+            self._send(self._progress())  # the end of the set-up decides what counts as service
         leased = self._orders.phase is Phase.RUNNING
         act = self._suspension.at_boundary(Wish.PARK if leased else Wish.PARK_AGAIN)
         if act is Act.PASS_BY and self._runtime.identity.world_size > 1:
@@ -168,7 +168,7 @@ class Agent:
         return late
 
     def _park(self, boundary: int, *, leased: bool) -> list[int]:
-        """Suspend, and stay parked until the next lease. Return the signals that were held back."""
+        """Suspend, and stay parked until the next lease. Return the signals held back meanwhile."""
         late: list[int] = []
         whole = whole_or_ended(lambda: self._suspension.whole)
         with undisturbed(self._orders.interrupt, late=late), whole:
@@ -182,7 +182,7 @@ class Agent:
         self._report(self._greeting())
 
     def _enter(self, order: Resume) -> None:
-        """Go on with ``order``, a lease of the device where the script's state is, or before it has any."""
+        """Start to train under ``order``, a lease that needs no restore, and report it to the scheduler."""
         self._take_part(order)
         if order.device != self._place.device:
             self._take_device(order.device)
@@ -190,7 +190,7 @@ class Agent:
         self._send(Resumed(epoch=order.epoch, boundary=self._boundaries.count, stages_s={}))
 
     def _profiled(self, skew: Skew) -> None:
-        """The optimizers have made their first steps: tell what they train, on which placement may depend."""
+        """Report what the optimizers train, after their first steps. Placement may depend on it."""
         self._skew = skew
         self._report(self._trained())
 
@@ -202,25 +202,25 @@ class Agent:
         return [Profiled(epoch=epoch, tensors=tensors, nbytes=nbytes, largest_bytes=largest_bytes)]
 
     def _note_lease(self, device: str) -> None:
-        """For a process that this one starts, which may be the one that trains."""
+        """Record the leased device in the environment, for child processes: one of them may train."""
         os.environ[_LEASE] = self._place.device = device
 
     def finish(self) -> None:
-        """Say Bye."""
+        """Send Bye with the last boundary and step, if this process is a rank."""
         if self._link.silent:
             return
         boundaries = self._boundaries
         self._bye = Bye(epoch=self._orders.epoch, boundary=boundaries.count, step=boundaries.steps)
-        with suppress(EnvironmentUnusableError):  # the script has ended, whoever hears of it
+        with suppress(EnvironmentUnusableError):  # the script has ended, even if no scheduler hears of it
             self._link.send(self._bye)
 
     def end_threads(self) -> None:
-        """Send what was said, and end the I/O thread and the watchdog's."""
+        """Send the messages still queued, and end the I/O thread and the watchdog."""
         self._watch.stop()
         self._link.close()
 
     def _suspend(self, boundary: int, *, leased: bool) -> bool:
-        """Suspend; of a job on leave the scheduler thinks that it is parked anyway."""
+        """Suspend the job, and report that if ``leased``. Return False if the job could not be suspended."""
         try:
             record = self._suspension.suspend(explicit=self._boundaries.explicit)
         except GpusliceError as error:
@@ -245,8 +245,8 @@ class Agent:
         return True
 
     def _run_on(self, error: GpusliceError, *, leased: bool) -> None:
-        """Go on with the training: it could not be suspended."""
-        if leased or error.message != self._complaint:  # without a lease it is tried at every boundary
+        """Continue the training after a suspend that failed with ``error``, and report the error."""
+        if leased or error.message != self._complaint:  # without a lease, each boundary tries again
             say(error.message, error.remedy)
         self._complaint = error.message
         if leased:
@@ -266,7 +266,7 @@ class Agent:
                 return
 
     def _come_back(self, order: Resume | None) -> bool:
-        """Resume, as ordered or where the job was; whether that worked (without an order it has to)."""
+        """Resume under ``order``, or on the last device without one. Return False if the job stays parked."""
         try:
             self._names.pause()
             target = self._suspension.in_use.gpus.inside(DeviceName.parse(order.device)) if order else None
@@ -292,12 +292,12 @@ class Agent:
         return True
 
     def _take_part(self, order: Resume) -> None:
-        """Of an elastic job: who trains with this rank from now on."""
+        """Update an elastic job's membership: the ranks that train together from now on."""
         if order.width:
             self._runtime.membership = Membership(order.world, order.width)
 
     def _end_parked(self) -> NoReturn:
-        """The job has ended well without this rank, whose state nobody needs any more."""
+        """End this parked process and drop its state: the job has ended well without this rank."""
         self._runtime.write_report()
         self._runtime.storage.store.close(keep=False)
         self.finish()
@@ -312,7 +312,7 @@ class Agent:
             self._send(message)
 
     def _send(self, message: FromAgent) -> None:
-        """Without a link the job could never be suspended, or resumed, again: it ends."""
+        """Send ``message``, or end the job if the link is gone: no order could reach the job any more."""
         try:
             self._link.send(message)
         except GpusliceError as error:
@@ -320,7 +320,7 @@ class Agent:
                 end(error)
             raise
 
-    # What follows runs in the I/O thread.
+    # The methods below run in the I/O thread.
 
     def _greeting(self) -> list[FromAgent]:
         identity, self._unanswered = self._runtime.identity, True
@@ -373,7 +373,7 @@ class Agent:
                 foreign_processes.leave_rank()
                 self._suspension.memory_limit.end()
             case Rejected() if self._link.silent:
-                pass  # it had been said before
+                pass  # it answers a message from before this process was replaced
             case Withdraw():
                 answers = self._place.withdraw(message)
                 self._link.silent = self._link.silent or bool(answers)

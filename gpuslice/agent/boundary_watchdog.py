@@ -1,6 +1,6 @@
-"""Notices that a job passes no boundary, and says where its script is: such a job cannot be suspended.
+"""A thread that reports where a script is that passes no boundary: such a job cannot be suspended.
 
-A thread of its own looks once a second. Counting boundaries costs the training nothing more for it.
+It looks at the count of boundaries once a second. The training itself does no extra work.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from gpuslice.runtime.ending import say
 from gpuslice.runtime.threads.thread_gate import knows_torch
 from gpuslice.types import shortened
 
-#: So long without a boundary is worth a word.
+#: Seconds without a boundary after which the script is reported.
 PATIENCE_S = 10.0
 _LOOK_AGAIN_S = 1.0
-#: Who computes uses at least this share of a core; who waits for data or for other processes does not.
+#: Least share of a core that a computing thread uses. Waiting for data or for processes uses less.
 _COMPUTES = 0.2
 _PLACE_CHARACTERS = 200
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-#: Of boundaries: ``gpuslice ps`` says "no boundary" before it.
+#: Value of ``stuck`` while collectives are pending. ``gpuslice ps`` writes "no boundary" before it.
 _UNUSABLE = "without a pending collective"
 _REMEDY = "call gpuslice.boundary() between two mini-batches; docs/run.md says what is a boundary by itself"
 
 
 class BoundaryWatchdog:
-    """Looks at the thread of a job that trains, or would: the main one, until another one does.
+    """A watch over the thread that trains: the main thread, until another thread trains.
 
     Parameters
     ----------
     boundaries
         The process's counter.
     asked
-        Whether the job is asked to park at this moment.
+        Returns True if the job is asked to park at this moment.
     tell
-        Gets what is to be said on stderr.
+        Writes a message to stderr.
     pending_for_s
-        For how long a collective was pending at every boundary that mattered.
+        Returns for how long a collective has been pending at every boundary that mattered.
 
     Attributes
     ----------
     obstacle
-        Set while boundaries are passed at which the job cannot park: what is wrong with them.
+        What is wrong with the boundaries that are passed, if the job cannot park at them; else empty.
     stuck
-        Where the script is that has passed no boundary for so long, or what kind of boundary; empty while
-        all is well.
+        Where the script is if it passes no boundary, or why its boundaries cannot be used. Empty while all
+        is well.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class BoundaryWatchdog:
         self._thread = threading.Thread(target=self._run, name=f"{OWN_PREFIX}watch", daemon=True)
 
     def start(self) -> None:
-        """Look from now on, until `stop`."""
+        """Start the watchdog's thread, which runs until `stop`."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; the thread has ended then."""
+        """End the watchdog's thread, and wait until it has ended."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -95,14 +95,15 @@ class BoundaryWatchdog:
             self._stopping.wait(_LOOK_AGAIN_S)
 
     def look(self, now_s: float, busy_s: float, stack: Callable[[], Sequence[FrameType]]) -> None:
-        """Look once.
+        """Check once whether the script is stuck. Set ``stuck``, and report a stuck script.
 
         Parameters
         ----------
         now_s, busy_s
             The time, and how much processor time the thread has used so far.
         stack
-            Gives its frames, the innermost first; asked only if no boundary was passed since the last look.
+            Returns the thread's frames, innermost first. Called only if no boundary was passed since the last
+            look.
         """
         count, asked = self._boundaries.count, self._asked()
         if not asked:
@@ -124,7 +125,7 @@ class BoundaryWatchdog:
                 self._since = now_s, busy_s
 
     def _unusable(self) -> str:
-        """What was wrong with all boundaries of late at which the job was to park."""
+        """Return why the job could park at none of the latest boundaries; empty if it could."""
         if self._pending_for_s() < PATIENCE_S:
             return self.obstacle
         what = f"has passed no boundary {_UNUSABLE} for {PATIENCE_S:g} s, and cannot be suspended"
@@ -146,11 +147,11 @@ class BoundaryWatchdog:
 def _busy_s(thread: threading.Thread) -> float:
     """Return how much processor time a thread has used; 0 if it has ended.
 
-    The kernel's file says so: ``pthread_getcpuclockid`` of a thread that has just ended is undefined.
+    It reads the kernel's file: ``pthread_getcpuclockid`` of a thread that has just ended is undefined.
     """
     try:
         with open(f"/proc/self/task/{thread.native_id}/stat", "rb") as status:
-            # The name, in brackets, may hold anything.
+            # The thread's name, in brackets, may hold spaces and brackets.
             words = status.read().rpartition(b")")[2].split()
     except OSError:
         return 0.0
@@ -162,7 +163,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _is_ours(frames: Sequence[FrameType]) -> bool:
-    """Whether the thread parks, or does something else for gpuslice."""
+    """Return True if the thread executes gpuslice, for instance because it is parked."""
     return any(_module(one).startswith("gpuslice.") for one in frames)
 
 
@@ -172,14 +173,14 @@ def _is_users(frame: FrameType) -> bool:
 
 
 def _location(frames: Sequence[FrameType]) -> str:
-    """File, line and function of the innermost frame that is the user's, not a library's."""
+    """Return file, line and function of the innermost frame of the user's code, which is no library's."""
     found = next(filter(_is_users, frames), frames[0])
     code = found.f_code
     return shortened(f"{code.co_filename}:{found.f_lineno}, in {code.co_name}", _PLACE_CHARACTERS)
 
 
 def _computes(frames: Sequence[FrameType]) -> bool:
-    """Whether this is torch at work, or code that uses it; not an import."""
+    """Return True if the thread executes torch, or code that uses torch, and no import."""
     if any(_module(one).startswith("importlib.") for one in frames):
         return False
     return any(

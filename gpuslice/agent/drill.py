@@ -1,4 +1,4 @@
-"""The drill: suspend and resume at once, at every Nth boundary or at those listed."""
+"""The drill: suspend a job and resume it at once, at every Nth boundary or at listed ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Drill:
     runtime
         The job.
     every
-        Suspend at boundaries ``every``, ``2 * every``, ...; 0 for those in ``at``.
+        Suspend at boundaries ``every``, ``2 * every``, ...; 0 to use ``at``.
     at
         Boundaries to suspend at.
     """
@@ -37,13 +37,13 @@ class Drill:
         self._watch = BoundaryWatchdog(runtime.boundaries)
 
     def start(self) -> None:
-        """Check the RAM disk before training begins, and ask for the first boundary."""
+        """Check the RAM disk, choose the first boundary to stop at, and start the watchdog."""
         _ = self._runtime.storage.ramdisk
         self._ask(self._runtime.boundaries.count)
         self._watch.start()
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
-        """Suspend and resume; ends the job, by an error's exit code, if that is not possible."""
+        """Suspend and resume the job. Return the signals held back. An error ends the job."""
         if self._runtime.suspension.at_boundary(Wish.PARK) is not Act.PARK:
             return []
         late = stay_suspended(self._runtime)
@@ -51,10 +51,10 @@ class Drill:
         return late
 
     def finish(self) -> None:
-        """Nothing outlives a drill."""
+        """Do nothing: a drill leaves nothing to finish."""
 
     def end_threads(self) -> None:
-        """End the watchdog's."""
+        """End the watchdog's thread."""
         self._watch.stop()
 
     def _ask(self, after: int) -> None:
@@ -66,7 +66,7 @@ class Drill:
 
 
 def stay_suspended(runtime: Runtime, wait: Callable[[], object] = lambda: None) -> Sequence[int]:
-    """Suspend the job, ``wait``, and resume it; an error ends the job, by its exit code.
+    """Suspend the job, call ``wait``, and resume it. An error ends the job with its exit code.
 
     Returns
     -------
@@ -95,7 +95,7 @@ def stay_suspended(runtime: Runtime, wait: Callable[[], object] = lambda: None) 
 
 
 def from_settings(runtime: Runtime) -> Drill | None:
-    """The drill that the settings ask for, if they do."""
+    """Return the drill that the settings ask for; None if they ask for none."""
     settings = runtime.settings
     at = config.parse_boundaries(settings.suspend_at)
     return Drill(runtime, every=settings.suspend_every, at=at) if settings.suspend_every or at else None

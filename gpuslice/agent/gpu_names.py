@@ -1,9 +1,9 @@
-"""After a move, the number by which a script names its GPU means the one that it has now.
+"""The replacement of a script's GPU number by the GPU that its job has after a move.
 
-A script that says ``cuda:0`` in its loop goes on saying so on another GPU, and torch's numbers cannot change
-in a process that has begun CUDA. So functions that take a device get the present one for it, and those that
-take a generator of the first GPU draw its numbers on the present one. Only a job that is away from its first
-GPU pays for that.
+A script that names ``cuda:0`` in its loop still does so on another GPU, and torch's numbers cannot change in
+a process that has begun CUDA. So functions that take a device get the present GPU instead, and functions that
+take a generator of the first GPU draw its numbers on the present GPU. Only a job that is away from its first
+GPU pays for this.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gpuslice.errors import hide_own_frames
 from gpuslice.kernels.cuda import runtime_calls
 from gpuslice.types import DeviceName
 
-#: They take a GPU's number as it is.
+#: Functions that take a GPU as a bare number.
 _BY_NUMBER = (torch.Tensor.to, torch.Tensor.cuda)
-#: What of torch sets the current GPU of a thread by its number, where its callers look that up.
+#: Functions of torch that set a thread's current GPU by number, and the modules that hold them.
 _CURRENT_DEVICE = (
     (torch._C, "_cuda_setDevice"),
     (torch.cuda, "_exchange_device"),
@@ -32,7 +32,7 @@ _CURRENT_DEVICE = (
 
 
 class GpuNames(TorchFunctionMode):
-    """Puts the present GPU in the place of the one that the script names."""
+    """A mode of torch that replaces the GPU that the script names by the GPU that the job has now."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,16 +40,16 @@ class GpuNames(TorchFunctionMode):
         self._present = torch.device("cuda", 0)
         self._home = 0
         self._installed = False
-        #: Draws on the present GPU for the script's generators of the first one.
+        #: A generator of the present GPU, which draws for the script's generators of the first GPU.
         self._substitute_generator: torch.Generator | None = None
         self._threads = threading.local()
 
     def pause(self) -> None:
-        """Let every name mean what it says."""
+        """Stop replacing GPU names, until `follow`."""
         self._named = None
 
     def follow(self, named: DeviceName, present: DeviceName) -> None:
-        """Let one GPU's number mean another from now on."""
+        """Replace the GPU ``named`` by the GPU ``present`` from now on."""
         if named.kind != "cuda":
             return
         self._present = torch.device("cuda", present.index or 0)
@@ -63,7 +63,7 @@ class GpuNames(TorchFunctionMode):
             self._follow_current_device()
 
     def _follow_current_device(self) -> None:
-        """``torch.cuda.set_device`` and ``with torch.cuda.device`` are no functions of tensors."""
+        """Wrap torch's functions that set the current GPU. They take no tensors: modes do not see them."""
 
         def following(call: Callable[[int], Any]) -> Callable[[int], Any]:
             return lambda index: call(self._number(index))
@@ -82,11 +82,14 @@ class GpuNames(TorchFunctionMode):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """The same in a thread of the script's besides the main one; it has a current GPU of its own."""
+        """Call ``func`` with replaced GPU names, in a thread of the script other than the main thread.
+
+        Each thread has a current GPU of its own, which is set first.
+        """
         if not self._installed:
             return func(*args, **kwargs)
         index = self._present.index
-        # Not in a fork, such as a worker of a DataLoader: it cannot use CUDA, and has this mode all the same.
+        # A fork, such as a worker of a DataLoader, has this mode, too, but cannot use CUDA.
         if runtime_calls.has_begun() and getattr(self._threads, "index", self._home) != index:
             torch.cuda.set_device(index)
             self._threads.index = index
@@ -118,7 +121,7 @@ class GpuNames(TorchFunctionMode):
         return self._renamed(result, by_number=False) if func is torch.device else result
 
     def _is_left_behind(self, value: Any) -> bool:
-        """Whether it is a generator of the first GPU."""
+        """Return True if ``value`` is a generator of the GPU that the script names."""
         if not isinstance(value, torch.Generator):
             return False
         return value.device.type == "cuda" and value.device.index == self._named
@@ -126,7 +129,7 @@ class GpuNames(TorchFunctionMode):
     def _drawing(
         self, own: torch.Generator, func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """Call with a generator of the present GPU in place of ``own``, which goes on as if it had drawn."""
+        """Call ``func`` with a generator of the present GPU for ``own``, and advance ``own`` accordingly."""
         if self._substitute_generator is None or self._substitute_generator.device != self._present:
             self._substitute_generator = torch.Generator(self._present)
         substitute = self._substitute_generator
@@ -147,7 +150,7 @@ class GpuNames(TorchFunctionMode):
         return value
 
     def _by_default(self, func: Callable[..., Any]) -> bool:
-        """Whether the script has made the GPU its default by number, and this makes a tensor there."""
+        """Return True if ``func`` makes a tensor on a GPU that the script set as the default by number."""
         default = _device.CURRENT_DEVICE
         return (
             default is not None
@@ -158,7 +161,10 @@ class GpuNames(TorchFunctionMode):
 
 
 def _push_below(mode: TorchFunctionMode) -> None:
-    """Below all modes that a script may leave; ``torch.set_default_device`` alone expects the bottom."""
+    """Push ``mode`` below all modes that a script may leave.
+
+    The mode of ``torch.set_default_device`` stays at the bottom, where torch expects it.
+    """
     modes = [_pop_mode() for _ in range(_len_torch_function_stack())]  # type: ignore[no-untyped-call]
     if modes and modes[-1] is getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None):
         _push_mode(modes.pop())  # type: ignore[no-untyped-call]

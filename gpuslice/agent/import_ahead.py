@@ -1,4 +1,4 @@
-"""What a rank imports while it waits for its first lease."""
+"""The modules that a rank imports while it waits for its first lease."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import suppress
 
 
 def import_ahead() -> None:
-    """Import what torch does when the first optimizer is made: seconds that nobody has to wait for now.
+    """Import what torch needs for the first optimizer, which takes seconds, before there is a lease.
 
-    On the device it would keep others waiting (docs/decisions/import-ahead.md).
+    With a lease, other jobs would wait for the device meanwhile (docs/decisions/import-ahead.md).
     """
-    # Whatever is wrong with it, the script will hear of it from torch, or never need it.
+    # If the import fails, torch reports it when the script needs the module.
     with warnings.catch_warnings(action="ignore"), suppress(ImportError):
         importlib.import_module("torch._dynamo")

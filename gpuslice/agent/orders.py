@@ -1,6 +1,6 @@
-"""What the scheduler wants of one rank, and where the rank stands: state and rules, no I/O.
+"""The state machine of one rank: the scheduler's orders and the rank's phase. It does no I/O.
 
-The I/O thread brings messages, the main thread comes by at boundaries; one lock orders the two. The main
+The I/O thread delivers messages, and the main thread calls at boundaries. One lock orders the two. The main
 thread counts a boundary before it looks at ``stop_at``; the I/O thread sets ``stop_at`` before it looks at
 the count. So one of them sees the other, and where both do (the count *is* ``stop_at``), the lock decides:
 the main thread parks, or the I/O thread takes ``stop_at`` back and answers ``Overshot``.
@@ -11,9 +11,8 @@ the main thread parks, or the I/O thread takes ``stop_at`` back and answers ``Ov
     PARKED     grant       remembered for after Resume   end without the script's own code
     ON_LEAVE   grant       remembered for after Resume   nothing
 
-A Suspend with ``ending`` says that the job is told to end: it may run on then, with or without a lease, until
-it has. An epoch smaller than the newest one makes any order stale; stale orders change
-nothing.
+A Suspend with ``ending`` says that the job is told to end: it may then run on, with or without a lease, until
+it has ended. An order with an epoch smaller than the newest one is stale and changes nothing.
 """
 
 from __future__ import annotations
@@ -33,70 +32,70 @@ from gpuslice.runtime.boundaries import NEVER, BoundaryCounter
 from gpuslice.runtime.ending import ENDING_SIGNALS
 from gpuslice.wire import Dismiss, FromAgent, Overshot, Resume, Suspend, Withdraw, Withdrawn
 
-#: How often the parked main thread looks for itself: a signal may come just before it waits.
+#: Interval at which the parked main thread looks for orders: a signal just before the wait wakes no thread.
 _LOOK_AGAIN_MS = 500
 #: How long a parked job that is told to end waits for the signal, which a launcher may pass on rank by rank.
-#: Ranks of a gang that come back before it would end at different batches.
+#: Ranks of a gang that resumed before the signal would end at different batches.
 HANDLER_S = 5.0
-#: A ``stop_at`` from here on is never reached: a suspend that was called off.
+#: Least ``stop_at`` that is never reached: that of a suspend that was called off.
 _CALLED_OFF = 2**62
 
 
 class Phase(Enum):
-    """Where a rank stands."""
+    """The phases of a rank."""
 
-    #: It has said Hello and has never had a lease.
+    #: The rank has said Hello and has never had a lease.
     WAITING = "waiting"
     RUNNING = "running"
-    #: Suspended, or about to be.
+    #: The rank is suspended, or about to be.
     PARKED = "parked"
-    #: Back without a lease, until the next boundary, because a signal asks the script to end.
+    #: The rank runs without a lease until the next boundary, mostly because a signal asks the script to end.
     ON_LEAVE = "on leave"
 
 
 class Orders:
-    """The rank's side of a lease.
+    """The orders that a rank has received, and its phase. Its I/O thread and main thread share them.
 
     Parameters
     ----------
     boundaries
-        Its ``stop_at`` is ours to set.
+        The process's counter, whose ``stop_at`` is set here.
 
     Attributes
     ----------
     released
-        Whether this process is no rank and trains all the same, without being asked for anything.
+        True if this process is no rank and trains without orders.
     """
 
     def __init__(self, boundaries: BoundaryCounter) -> None:
         self.phase = Phase.WAITING
         self.epoch = 0
         self._boundaries = boundaries
-        #: Reentrant: the handler of a signal may find the main thread in here.
+        #: Reentrant, because a signal handler may run while the main thread holds the lock.
         self._lock = threading.RLock()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._news).atexit = False  # the I/O thread may still be there
         self._grant: Resume | None = None
         self._dismissal: Dismiss | None = None
         self._asked_to_end = False
-        #: When a parked job that is told to end comes back without a signal, by the monotonic clock.
+        #: Monotonic time when a parked job that is told to end resumes, even if no signal has come.
         self._back_s = float("inf")
         self._refusal: GpusliceError | None = None
         self.released = self._displaced = False
-        #: Whether the last order to stop was taken back because the job is told to end.
+        #: True if the last order to stop was called off because the job is told to end.
         self._ending = False
-        #: Where to stop after a leave.
+        #: The boundary to stop at after ON_LEAVE.
         self._later = NEVER
-        #: Whether ``stop_at`` is no order, but there to hear of the next boundary.
+        #: True if ``stop_at`` is no order: the main thread only has to call at the next boundary.
         self._listening = False
 
     def resume(self, order: Resume) -> list[FromAgent]:
-        """A lease, new or (at a larger ``stop_at`` for the gang) the present one once more."""
+        """Record a new lease, or the present one again because the gang stops later. Return no answer."""
         with self._lock:
             if order.epoch >= self.epoch:
                 if self.released:  # the process beside which this one trained has ended
                     self.released, self.phase, self._boundaries.stop_at = False, Phase.ON_LEAVE, 0
-                # Where a former lease was to end is no matter any more.
+                # The boundary at which the former lease was to end does not matter any more.
                 if order.epoch > self.epoch and self.phase is Phase.PARKED:
                     self._boundaries.stop_at = NEVER
                 elif order.epoch > self.epoch and self.phase is Phase.ON_LEAVE:
@@ -109,7 +108,7 @@ class Orders:
         return []
 
     def suspend(self, order: Suspend) -> list[FromAgent]:
-        """A boundary to stop at."""
+        """Record the boundary to stop at. Return Overshot if the rank has passed it, else no answer."""
         with self._lock:
             if order.epoch != self.epoch or self.phase is Phase.WAITING:
                 return []
@@ -120,7 +119,7 @@ class Orders:
                 return []
             if self.phase is Phase.PARKED:
                 if self._ending and self._grant is None and _handles_the_end():
-                    # The handler may have run just before it parked, and only set a flag.
+                    # The script's handler may have run just before the park, and only set a flag.
                     self._back_s = time.monotonic() + HANDLER_S
                 if order.stop_at > boundaries.count:
                     boundaries.stop_at = order.stop_at
@@ -132,7 +131,7 @@ class Orders:
             return [Overshot(epoch=self.epoch, boundary=boundaries.count)]
 
     def dismiss(self, order: Dismiss) -> list[FromAgent]:
-        """The job is through without this rank."""
+        """Record the job's end, if this rank waits for a lease or is parked. Return no answer."""
         with self._lock:
             if order.epoch >= self.epoch and self.phase in (Phase.WAITING, Phase.PARKED):
                 self._dismissal = order
@@ -140,20 +139,26 @@ class Orders:
         return []
 
     def refuse(self, error: GpusliceError) -> None:
-        """Have the main thread, which waits for its first lease, end with ``error``."""
+        """Make the main thread, which waits for its first lease, raise ``error``."""
         with self._lock:
             self._refusal = error
             self._tell()
 
     def interrupt(self, signum: int) -> None:
-        """A signal has come while the script is parked; in the main thread, in the midst of anything."""
+        """Wake the parked main thread if signal ``signum`` asks the script to end.
+
+        The signal's handler calls this in the main thread, between any two instructions.
+        """
         if signum in ENDING_SIGNALS:
             with self._lock:
                 self._asked_to_end = True
                 self._tell()
 
     def arrive(self, boundary: int) -> bool:
-        """The main thread is at ``boundary``: whether it is to park there (not if it was told to end)."""
+        """Return True if the main thread has to park at ``boundary``, and enter PARKED.
+
+        A rank on leave does not park if the job was told to end.
+        """
         with self._lock:
             if boundary < self._boundaries.stop_at:
                 return False
@@ -166,15 +171,15 @@ class Orders:
             if self.phase is Phase.ON_LEAVE:
                 self._boundaries.stop_at, self._later = max(self._later, boundary + 1), NEVER
             else:
-                self._grant = None  # one sent twice must not end this stay
+                self._grant = None  # a lease that was sent twice must not end this park
             self._asked_to_end, self._back_s = False, float("inf")
             self.phase = Phase.PARKED
             return True
 
     def pass_by(self, boundary: int) -> list[FromAgent]:
-        """The main thread cannot park at ``boundary``; ranks that did may be what it waits for there.
+        """Call off a stop at ``boundary``, where the main thread cannot park. Return Overshot if it was due.
 
-        So they are not left parked: the gang is to stop at another one.
+        The main thread may wait for ranks that did park. So the gang has to stop at another boundary.
         """
         with self._lock:
             if self._listening or self.phase is not Phase.RUNNING or boundary < self._boundaries.stop_at:
@@ -183,12 +188,12 @@ class Orders:
             return [Overshot(epoch=self.epoch, boundary=boundary)]
 
     def run_on(self) -> None:
-        """The main thread runs (again)."""
+        """Enter RUNNING: the main thread trains."""
         with self._lock:
             self.phase = Phase.RUNNING
 
     def lease_on(self, device: str) -> Resume | None:
-        """Take the lease that has come, if it is of the device where the main thread is without one."""
+        """Return the new lease and enter RUNNING, if it is for ``device`` and the main thread is on leave."""
         with self._lock:
             grant = self._grant
             if grant is None or grant.device != device or self.phase is not Phase.ON_LEAVE:
@@ -199,8 +204,8 @@ class Orders:
 
     @property
     def displaced(self) -> bool:
-        """Return True if the place of this process, which has not trained, is another's or free."""
-        with self._lock:  # it may just be about to be
+        """True if this process has lost its rank's place and has not asked for it again."""
+        with self._lock:  # the I/O thread may be about to set it
             return self._displaced
 
     @displaced.setter
@@ -208,12 +213,12 @@ class Orders:
         self._displaced = displaced
 
     def withdraw(self, order: Withdraw, holds_nothing: Callable[[], bool]) -> list[FromAgent]:
-        """Give the lease up if the script has passed no boundary and ``holds_nothing``."""
+        """Give the lease up if no boundary was passed and ``holds_nothing``. Return Withdrawn if so."""
         with self._lock:
             boundaries = self._boundaries
             if order.epoch != self.epoch or self.phase is not Phase.RUNNING:
                 return []
-            stop_at, boundaries.stop_at = boundaries.stop_at, 0  # the main thread counts, then looks at that
+            stop_at, boundaries.stop_at = boundaries.stop_at, 0  # the main thread counts, then looks at it
             if boundaries.count or not holds_nothing():
                 boundaries.stop_at = stop_at
                 return []
@@ -221,14 +226,14 @@ class Orders:
             return [Withdrawn(epoch=order.epoch)]
 
     def displace(self) -> None:
-        """Another process may have the lease: come by at the next boundary, and have none from now on."""
+        """Drop the lease, which another process may get. The main thread calls at the next boundary."""
         with self._lock:
             self._displaced = True
             self.epoch, self.phase, self._grant = 0, Phase.ON_LEAVE, None
             self._boundaries.stop_at, self._later, self._listening = 0, NEVER, False
 
     def release(self) -> None:
-        """There is no lease to wait for: the main thread runs without one, and is asked for nothing."""
+        """Let the main thread run without a lease and without orders from now on."""
         with self._lock:
             self.released = True
             if self.phase is Phase.ON_LEAVE:
@@ -239,13 +244,16 @@ class Orders:
         self.phase, self._boundaries.stop_at = Phase.RUNNING, NEVER
 
     def listen(self) -> None:
-        """Have the main thread come by at the next boundary, unless it is told to stop at another."""
+        """Make the main thread call at the next boundary, unless it has to stop at another one."""
         with self._lock:
             if self._boundaries.stop_at == NEVER:
                 self._boundaries.stop_at, self._listening = self._boundaries.count + 1, True
 
     def take_leave(self) -> None:
-        """The main thread runs without a lease, to the next boundary at most."""
+        """Enter ON_LEAVE: the main thread runs without a lease until the next boundary.
+
+        If this process is released, enter RUNNING instead.
+        """
         with self._lock:
             if self.released:
                 self._run_free()
@@ -257,7 +265,7 @@ class Orders:
 
     @property
     def asked(self) -> bool:
-        """Whether the job runs and is to park."""
+        """True if the job runs and is told to park."""
         ordered = not self._listening and self._boundaries.stop_at < _CALLED_OFF
         return self.phase is Phase.RUNNING and ordered
 
@@ -269,12 +277,14 @@ class Orders:
         return not self.called
 
     def await_order(self) -> Resume | Dismiss | None:
-        """Wait for a lease or the end; ``None`` if a signal asks the script to end (``interrupt``).
+        """Wait for a lease or a dismissal, and return it. Return None if a signal asks the script to end.
+
+        Return None, too, if this process is released.
 
         Raises
         ------
         GpusliceError
-            If the scheduler does not take this process for a rank (``refuse``).
+            If the scheduler does not accept this process as a rank (`refuse`).
         """
         while not self.called:
             self._await_news(_LOOK_AGAIN_MS)
@@ -289,9 +299,9 @@ class Orders:
             return grant
 
     def _await_news(self, most_ms: float) -> None:
-        """Wait up to ``most_ms`` for news, which may have come before.
+        """Wait up to ``most_ms`` for `_tell`, or return at once if it was called since the last wait.
 
-        A signal that comes just before the wait wakes nobody, so it does not last.
+        A signal just before the wait does not end it, so ``most_ms`` has to be short.
         """
         poller = select.poll()
         poller.register(self._news, select.POLLIN)
@@ -300,12 +310,12 @@ class Orders:
                 os.eventfd_read(self._news)
 
     def _tell(self) -> None:
-        """Wake the main thread, if it waits, or let it not begin to."""
+        """Wake the main thread from `_await_news`, or make its next wait return at once."""
         os.eventfd_write(self._news, 1)
 
     @property
     def called(self) -> bool:
-        """Whether `await_order` would not wait."""
+        """True if `await_order` would return at once."""
         with self._lock:
             return (
                 self._grant is not None

@@ -1,4 +1,4 @@
-"""The most memory that a job has used on its device while it trained: what packing counts with."""
+"""The peak memory of a job on its device while it trains. Packing decides by it."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from gpuslice.kernels.cuda import allocator_memory, runtime_calls
 from gpuslice.profiler.memory import peak_anonymous_bytes, reset_peak
 from gpuslice.types import DeviceName
 
-#: A job is measured once it has made so many steps: optimizers allocate their state at the first one.
+#: Steps after which a job is measured. Optimizers allocate their state at the first step.
 _WARM_UP_STEPS = 3
 
 
 class PeakMemory:
-    """Of this process: on a GPU what torch's allocator reserves, on the host its anonymous resident memory.
+    """The peak memory of this process: torch's reserved memory on a GPU, anonymous memory on the host.
 
-    Moving the state takes memory, too, which does not count. On the host the peak is counted anew after each
-    move. On a GPU it is the script's to reset: as long as there is none above that of the moves, what is
-    reserved when somebody looks counts.
+    Memory that is used to move the state does not count. On the host the peak is reset after each move. On a
+    GPU only the script may reset the peak. Until the peak exceeds that of the last move, the memory reserved
+    at the time of a `look` counts.
     """
 
     def __init__(self) -> None:
         self._most_bytes = 0
-        #: The peak of the GPU when training went on last.
+        #: The GPU's peak in bytes when training last began or resumed.
         self._moving_bytes = 0
 
     def begin(self, leased: DeviceName) -> None:
-        """The state is on the device, and training goes on."""
+        """Note that the state is on device ``leased`` and training goes on: ignore the peak of the move."""
         reset_peak()
         self._moving_bytes = _reserved_bytes(torch.cuda.max_memory_reserved, leased)
 
     def look(self, leased: DeviceName, steps: int) -> int:
-        """Bytes, up to now; 0: not known. Call it while the job trains, in any thread."""
+        """Measure, and return the peak in bytes; 0 if it is not known yet. For any thread, while training."""
         if steps >= _WARM_UP_STEPS:
             self._most_bytes = max(self._most_bytes, self._peak_bytes(leased))
         return self._most_bytes
 
     @property
     def most_bytes(self) -> int:
-        """What was seen last."""
+        """The peak in bytes as of the last `look`."""
         return self._most_bytes
 
     def _peak_bytes(self, leased: DeviceName) -> int:

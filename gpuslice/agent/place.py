@@ -1,8 +1,8 @@
-"""Whether this process has its rank's place, and how it asks for it: a job has more processes than trainings.
+"""The place of a rank, which one of several processes of a job has, and how a process asks for it.
 
-A driver imports torch, and its children train. A child asks at its first boundary after a step. A process
-that has lost its place, because another one trains or because it has nothing on its device for too long,
-asks again before it trains or begins CUDA.
+A job can have more processes than ranks: a driver imports torch, and its children train. A child asks for
+the place at its first boundary after a step. A process loses the place if another process trains, or if it
+has nothing on its device for too long. It asks again before it trains or begins CUDA.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuslice.agent.orders import Orders
 from gpuslice.runtime.boundaries import BoundaryCounter
 from gpuslice.wire import FromAgent, Resume, Withdraw
 
-#: A lease that is there for the asking comes within this.
+#: Time within which a lease comes if the place is free.
 AT_ONCE_S = 0.5
 
 
@@ -26,16 +26,16 @@ class Place:
     Parameters
     ----------
     orders, boundaries
-        The process's own.
+        The process's orders and its boundary counter.
     ask
-        Says Hello.
+        Sends Hello.
     enter
-        Called in the main thread with the lease with which the script can go on where it is.
+        Called in the main thread with a lease under which the script goes on without a restore.
 
     Attributes
     ----------
     device
-        Of its lease, or, if it has none yet, of the lease of the process that started it.
+        The device of its lease or, if it has none yet, of the lease of the process that started it.
     """
 
     def __init__(
@@ -55,21 +55,21 @@ class Place:
         self.device = ""
 
     def ask_as_child(self) -> None:
-        """Have `pass_boundary` wait for the place: this process trains, and has said Hello."""
+        """Make `pass_boundary` wait for the place. This process trains and has said Hello."""
         self._asked = True
         self._orders.take_leave()
 
     def stand_in_line(self) -> None:
-        """Note that another process has the place, and trains; this runs in the I/O thread."""
+        """Note that another process has the place, so that `pass_boundary` waits. Runs in the I/O thread."""
         self._in_line = True
 
     def lose(self) -> None:
-        """Another process has the place now; this runs in the I/O thread."""
+        """Note that another process has got the place. Runs in the I/O thread."""
         self._orders.displace()
         self._watch_cuda()
 
     def withdraw(self, order: Withdraw) -> Sequence[FromAgent]:
-        """Give the place up, as the scheduler asks, if nothing is on the device; in the I/O thread."""
+        """Give the place up if nothing is on the device. Return Withdrawn if so. Runs in the I/O thread."""
         self._watch_cuda()
         return self._orders.withdraw(order, holds_nothing)
 
@@ -87,7 +87,7 @@ class Place:
         while self._orders.quiet_for(AT_ONCE_S):
             if not self._in_line:
                 return False
-            # Suspended it could not be: the store is the other one's.
+            # It cannot be suspended meanwhile: the snapshot store is the other process's.
         self._in_line = False
         order = self._orders.lease_on(self.device)
         if order is not None:
@@ -95,7 +95,7 @@ class Place:
         return order is not None or self._orders.released
 
     def _watch_cuda(self) -> None:
-        """Have CUDA begin only with a lease from now on."""
+        """Wrap torch's start of CUDA, so that a process without the place first waits for a lease."""
         begin: Callable[[], None] | None = getattr(torch._C, "_cuda_init", None)
         if begin is None or self._watches_cuda:
             return
@@ -115,7 +115,7 @@ class Place:
 
 
 def holds_nothing() -> bool:
-    """Return True if the script has neither begun CUDA nor made a tensor that is still there."""
+    """Return True if the script has neither begun CUDA nor holds a tensor."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     return not any(issubclass(type(one), torch.Tensor) for one in gc.get_objects())

@@ -1,4 +1,4 @@
-"""What the scheduler is told of a suspend or resume that failed, and whether it may work another time."""
+"""The message to the scheduler about a suspend or resume that failed, and whether a retry may work."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gpuslice.errors import (
 from gpuslice.types import shortened
 from gpuslice.wire import Refused
 
-#: Of an error that the scheduler is told.
+#: Most characters of an error, and of its remedy, in the message.
 _ERROR_CHARACTERS = 4096
-#: Another attempt, with more room, may not meet these.
+#: Errors that may not occur again, once there is more room.
 _RETRYABLE = (AddressSpaceError, DeviceMemoryError, RamDiskFullError)
-#: After these a resume left everything as it was.
+#: Errors after which a failed resume has changed nothing.
 STILL_PARKED = (AddressSpaceError, DeviceMemoryError, SuspendRefusedError)
 
 
 def refused(error: GpusliceError, epoch: int, boundary: int, *, running: bool) -> Refused:
-    """Return what to tell of ``error``, which ended a suspend (``running``) or a resume."""
+    """Return the message that reports ``error``, which ended a suspend (``running``) or a resume."""
     return Refused(
         epoch=epoch,
         boundary=boundary,

@@ -1,6 +1,6 @@
-"""The I/O thread of a rank: a DEALER socket to the scheduler that outlives the scheduler.
+"""The I/O thread of a rank, with a DEALER socket that reconnects when the scheduler is started again.
 
-Every connection begins with a greeting, the first as well as one to a scheduler that was started again.
+Every connection begins with a greeting.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gpuslice.runtime.ending import say
 from gpuslice.wire import FromAgent, Progress, ToAgent, decode_to_agent, encode
 
 HEARTBEAT_S = 0.5
-#: How long the last words may take to leave when the process ends.
+#: How long the last messages may take to leave when the process ends.
 LINGER_MS = 1000
-#: How often the main thread, with a message that nobody takes, looks whether the I/O thread is still there.
+#: Interval at which a `Link.send` that waits checks that the I/O thread still runs.
 _LOOK_AGAIN_MS = 200
 _OUTBOX = "inproc://outbox"
 _END = b""
@@ -31,23 +31,23 @@ _T = TypeVar("_T")
 
 
 class Link:
-    """Talks to the scheduler from a thread of its own.
+    """A connection to the scheduler, served by a thread of its own.
 
     Parameters
     ----------
     endpoint, identity
-        Of the DEALER socket.
+        The scheduler's endpoint, and the identity of the DEALER socket.
     greeting
-        What to say on every new connection.
+        Returns the first messages of every new connection.
     progress
-        The heartbeat's content.
+        Returns the heartbeat.
     handle
-        Called in the I/O thread with each message that arrives; returns the answers.
+        Called in the I/O thread with each message that arrives. Returns the answers.
 
     Attributes
     ----------
     silent
-        Whether there is nothing more to say, because this process is no rank: neither greeting nor heartbeat.
+        True if this process is no rank. It then sends neither greeting nor heartbeat.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="gpuslice-link", daemon=True)
 
     def start(self) -> None:
-        """Connect; returns at once, the scheduler may come later."""
+        """Start the I/O thread, which connects. Return at once, even if there is no scheduler yet."""
         inbox = self._context.socket(zmq.PULL)
         inbox.bind(_OUTBOX)
         self._inbox = inbox
@@ -85,12 +85,12 @@ class Link:
         self._thread.start()
 
     def send(self, message: FromAgent) -> None:
-        """Hand a message to the I/O thread.
+        """Hand ``message`` to the I/O thread, which sends it.
 
         Raises
         ------
         EnvironmentUnusableError
-            If that thread has ended: the scheduler will hear nothing more.
+            If the I/O thread has ended, so that nothing can be sent any more.
         """
         self._hand_over(encode(message))
 
@@ -105,7 +105,7 @@ class Link:
         )
 
     def close(self) -> None:
-        """Send what was handed over, if the scheduler is there, and end the thread, if there is one."""
+        """Send the messages that were handed over, if the scheduler is there, and end the I/O thread."""
         if self._thread.ident is not None:
             with suppress(EnvironmentUnusableError):
                 self._hand_over(_END)
@@ -140,7 +140,7 @@ class Link:
                 self._unsent += self._receive(dealer.recv_multipart())
             ending = self._inbox in ready and self._collect() is _END
             beat = self._beat() if due and self._greeted and not self.silent else None
-            # As late as possible: while this thread was kept from running another scheduler may have come.
+            # As late as possible: another scheduler may have come while this thread did not run.
             while monitor.poll(0):
                 self._follow(recv_monitor_message(monitor)["event"])
             if self._greeted:
@@ -153,14 +153,14 @@ class Link:
                 beat_s = self._clock.now() + HEARTBEAT_S
 
     def _follow(self, event: int) -> None:
-        """A connection has begun or ended."""
+        """Note that a connection has begun or ended. Queue the greeting for a new one."""
         self._greeted = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
         if self._greeted:
-            # The greeting says how things stand; what an earlier scheduler did not get is outdated.
+            # The greeting tells the present state; messages that an earlier scheduler missed are outdated.
             self._unsent = deque(map(encode, () if self.silent else self._greeting()))
 
     def _collect(self) -> bytes | None:
-        """Take one frame of the main thread's; returns ``_END`` if that was the last."""
+        """Queue one frame of the main thread. Return ``_END`` if the main thread sends no more, else None."""
         frame = self._inbox.recv()
         if frame == _END:
             return _END
@@ -182,9 +182,9 @@ class Link:
         return self._attempt("make a heartbeat", lambda: encode(self._progress()))
 
     def _attempt(self, what: str, act: Callable[[], _T]) -> _T | None:
-        """The result, or none: a moment without file descriptors, say, must not end this thread.
+        """Return the result of ``act``, or None if it fails. Report each failure once.
 
-        The same failure is said once. Nor must it end because stderr is closed or full.
+        A moment without file descriptors, say, must not end this thread. Nor must a closed or full stderr.
         """
         try:
             return act()

@@ -1,4 +1,4 @@
-"""Jobs that take turns on a device without a scheduler: each is suspended while others train."""
+"""The controller of jobs that take turns on a device without a scheduler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Turns:
     runtime
         The job.
     control
-        Says whose turn it is.
+        Tells whether it is this job's turn.
     """
 
     def __init__(self, runtime: Runtime, control: StepControl) -> None:
@@ -29,28 +29,28 @@ class Turns:
         self._control = control
 
     def start(self) -> None:
-        """Check the RAM disk before training begins, and look at every boundary."""
+        """Check the RAM disk, and ask to be called at every boundary."""
         _ = self._runtime.storage.ramdisk
         self._runtime.boundaries.stop_at = 0
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
-        """Suspend until it is this job's turn; an error ends the job by its exit code."""
+        """Suspend until it is this job's turn. Return the signals held back. An error ends the job."""
         wish = Wish.PARK if self._control.away else Wish.NOTHING
         if self._runtime.suspension.at_boundary(wish) is not Act.PARK:
             return []
         return stay_suspended(self._runtime, self._control.await_turn)
 
     def finish(self) -> None:
-        """The others go on without this job."""
+        """Stop taking turns, and close the control. The other jobs go on without this one."""
         self._runtime.boundaries.stop_at = NEVER
         self._control.close()
 
     def end_threads(self) -> None:
-        """It has none."""
+        """Do nothing: there are no threads."""
 
 
 def from_settings(runtime: Runtime) -> Turns | None:
-    """The turns that whoever profiles the job has prepared, if it did."""
+    """Return the job's turns if its profiler has prepared them, else None."""
     if not runtime.settings.profile:
         return None
     control = StepControl.of_turns(rank_path(Path(runtime.settings.profile), runtime.identity.rank))

@@ -1,4 +1,4 @@
-"""Notices that a job holds memory of GPUs of which it has no lease: whoever has them lacks it."""
+"""A check for memory that a job holds on GPUs of which it has no lease. The jobs there lack it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _REMEDY = "its GPU is cuda, or cuda:{LOCAL_RANK} in a gang; docs/submit.md, Whic
 
 
 class UnleasedMemory:
-    """Looks at what torch holds on the GPUs.
+    """A check of what torch holds on the GPUs that are not leased.
 
     Parameters
     ----------
     tell
-        Gets what is to be said on stderr, once.
+        Writes the warning to stderr. Called once at most.
     """
 
     def __init__(self, tell: Callable[..., None] = say) -> None:
@@ -27,16 +27,16 @@ class UnleasedMemory:
         self._told = False
 
     def look(self, leased: DeviceName, gpus: VisibleGpus, runs: Callable[[], bool]) -> str:
-        """What is where it should not be, ``4.00 MiB on cuda:1``; or nothing.
+        """Return what the script holds without a lease, such as ``4.00 MiB on cuda:1``; else an empty text.
 
         Parameters
         ----------
         leased
-            As the process calls it.
+            The leased device, by the process's own name.
         gpus
-            How the process numbers the scheduler's GPUs.
+            The process's numbers of the scheduler's GPUs.
         runs
-            Whether the job runs: while it parks and comes back, its memory is on its way.
+            Returns True while the job runs. While it parks and resumes, its memory is being moved.
         """
         if leased.kind != "cuda" or not runs():
             return ""
