@@ -1,3 +1,3 @@
-"""What a script attaches: which training it is, its own variables, and what the runtime asks of it."""
+"""An attached training: its identity, the script's own variables, and its interface to the runtime."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What a runtime wants to know of the job that a script attached."""
+"""The interface of an attached job to the runtime."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class Attached(Protocol):
-    """An attached job, as far as a suspend is concerned.
+    """An attached job, as the runtime sees it when it suspends.
 
     Attributes
     ----------
     replicated
-        Whether a restart of all ranks needs the snapshot of one only.
+        True if a restart of all ranks needs the snapshot of only one rank.
     samples
-        How many it has trained on, all ranks together, if it counts them; else 0.
+        Number of samples trained on, by all ranks together; 0 if the job does not count them.
     """
 
     replicated: bool
@@ -24,27 +24,27 @@ class Attached(Protocol):
 
     @property
     def interruptible(self) -> bool:
-        """Whether the job can be suspended at the present boundary, as far as its state is concerned."""
+        """True if the job's state can be suspended at the present boundary."""
         ...
 
     def named_state(self) -> Mapping[str, object]:
-        """What a restart in another process needs."""
+        """Return the state that a restart in another process needs, by name."""
         ...
 
     def restartable(self, *, explicit: bool) -> bool:
-        """Whether that is consistent now. ``explicit``: the script marked this boundary itself."""
+        """Return True if the named state is consistent now. ``explicit``: the script marked this boundary."""
         ...
 
     @property
     def obstacle(self) -> str:
-        """Why it is not consistent, if an attribute that cannot be saved is the reason; else ""."""
+        """Why the named state is inconsistent, if an attribute that cannot be saved causes it; else ""."""
         ...
 
     @property
     def restartable_later(self) -> bool:
-        """Whether it will be, at a later boundary, as far as can be told."""
+        """True if the named state will probably be consistent at a later boundary."""
         ...
 
     def end(self, cause: str) -> None:
-        """End the attachment: the job's loops raise an error that names the cause."""
+        """End the attachment: from now on the job's loops raise an error that names ``cause``."""
         ...

@@ -1,7 +1,7 @@
-"""Which training a snapshot is of: its script, arguments, place in the process, and version of torch.
+"""The identity of a training, kept in its snapshots: script, arguments, ``attach`` and version of torch.
 
-Whoever goes on from a snapshot compares all of them first. A training that another text, other arguments or
-another ``attach`` of the process has made would go on silently with a stranger's weights.
+It is compared before a training goes on from a snapshot. Otherwise another script, other arguments or another
+``attach`` of the process would silently go on with the wrong weights.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gpuslice.config import Settings
 from gpuslice.errors import RefusedSnapshotError
 from gpuslice.launch.job_names import differing_options
 
-#: The name under which a snapshot has it.
+#: The name of the identity in a snapshot.
 NAME = f"{OWN_PREFIX}training"
-#: What a file holds that says nothing of it.
+#: The key of a training that is not known, because its file does not name it.
 UNKNOWN = "0" * 16
-#: Characters of a command that a message shows.
+#: Most characters of a command that a message shows.
 _SHOWN = 160
 
 
 class Claim(Enum):
-    """What a training has to do with a snapshot of its job."""
+    """The relations of a training to a snapshot of its job."""
 
     OWN = "it goes on from it"
     OTHERS = "another training of the same command goes on from it"
@@ -47,18 +47,17 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes
     ----------
     script
-        The file's name, ``-m`` and a module, ``-c``, or what stands for a notebook or standard input.
+        The file's name, ``-m`` and a module, ``-c``, ``a notebook`` or ``standard input``.
     digest
-        Of the script's text.
+        Digest of the script's text.
     arguments
-        The script's own.
+        The script's arguments.
     attach
-        Which ``attach`` of the process it is, from 1.
+        Number of the ``attach`` call in the process, from 1.
     torch
-        Version of torch, without what follows a ``+``.
+        Version of torch, without the part from ``+`` on.
     command
-        A fingerprint of the command, which may train more than once: in several processes, or by several
-        scripts in one.
+        A fingerprint of the command. One command may have several trainings, in several processes or scripts.
     """
 
     script: str
@@ -77,7 +76,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         arguments
             ``sys.argv`` as it was when the process began: scripts change it.
         attach, command
-            As the attributes.
+            As the attributes of that name.
         """
         script, digest = _script(arguments)
         return cls(
@@ -99,22 +98,22 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return None
 
     def text(self) -> str:
-        """Return what a snapshot holds of it."""
+        """Return this identity as the text that a snapshot holds."""
         return msgspec.json.encode(self).decode()
 
     @property
     def key(self) -> str:
-        """What tells it from all other trainings of its job, as 16 hexadecimal digits."""
+        """A digest that tells this training from all others of its job, as 16 hexadecimal digits."""
         own = msgspec.json.encode(msgspec.structs.replace(self, command=""))
         return hashlib.blake2b(own, digest_size=8).hexdigest()
 
     def claim(self, other: Training | None, settings: Settings) -> Claim:
-        """Return what this training has to do with a snapshot of ``other``.
+        """Return OWN if this training may go on from a snapshot of ``other``, OTHERS if another one does.
 
         Raises
         ------
         RefusedSnapshotError
-            If the user has to say whether that is another training.
+            If only the user can tell.
         """
         same_script = other is not None and (other.script, other.arguments) == (self.script, self.arguments)
         same_attach = other is None or other.attach == self.attach
@@ -149,20 +148,20 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def origin(snapshot: SnapshotFile) -> str:
-    """Return for a message where and when a snapshot was taken, and of which training."""
+    """Return in words at which boundary, when and by which training a snapshot was taken."""
     taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(snapshot.record.created_ns / 1e9))
     training = Training.of(snapshot)
     return f"boundary {snapshot.boundary} of {taken}: {training or 'an unknown run'}"
 
 
 def _naming(job: str, training: Training, other: Training | None) -> str:
-    """Return a name for jobs that differ in these arguments, as for ``--job``."""
+    """Return a value for ``--job`` that has a field for each option in which the two trainings differ."""
     fields = [] if other is None else differing_options(training.arguments, other.arguments)
     return f"'{'-'.join([job, *(f'{{{field}}}' for field in fields)])}'" if fields else "NAME"
 
 
 def _script(arguments: list[str]) -> tuple[str, str]:
-    """Return the name of the main script, and a digest of its text."""
+    """Return the name of the main script and a digest of its text."""
     main = sys.modules["__main__"]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if file is not None and not file.startswith("<"):
@@ -179,7 +178,7 @@ def _script(arguments: list[str]) -> tuple[str, str]:
 
 
 def _content(main: Any, file: str) -> bytes:
-    """Return the text of a script that may be in an archive; nothing if it cannot be read any more."""
+    """Return the text of a script, which may be in an archive; empty if it cannot be read any more."""
     try:
         with open(file, "rb") as script:
             return script.read()
@@ -192,7 +191,7 @@ def _content(main: Any, file: str) -> bytes:
 
 
 def in_notebook() -> bool:
-    """Return True if IPython executes the script: then the arguments are those of its kernel."""
+    """Return True if IPython executes the script. The arguments are then those of its kernel."""
     return "get_ipython" in vars(sys.modules["__main__"])
 
 
@@ -207,7 +206,7 @@ def _outermost_frame(names: dict[str, Any]) -> FrameType | None:
 
 
 def _parts(code: CodeType) -> Iterator[bytes]:
-    """What makes code differ from other code, where nobody has its text."""
+    """Yield the bytes that identify code whose text is not available."""
     yield code.co_code
     yield repr(code.co_names).encode()
     for constant in code.co_consts:

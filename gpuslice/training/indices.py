@@ -1,4 +1,4 @@
-"""The indices that a loader's sampler gives: noted as they come, passed over when their batches are done."""
+"""The indices that a loader's sampler draws: a checksum of them, and skipping those already done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuslice.errors import RefusedSnapshotError
 
 
 class Drawn:
-    """What a sampler gives, with a checksum of all of it so far."""
+    """An iterator over a sampler's indices, with a checksum of all indices so far."""
 
     def __init__(self, indices: Iterator[Any]) -> None:
         self._indices = indices
@@ -29,15 +29,15 @@ class Drawn:
 
 
 def asks_by_index(iterator: object) -> TypeGuard[Any]:
-    """Return True for a loader's iterator that asks the sampler in this process, when it fetches a batch."""
+    """Return True for a loader's iterator that draws indices in this process for each batch it fetches."""
     return isinstance(iterator, _SingleProcessDataLoaderIter) and iterator._dataset_kind == _DatasetKind.Map
 
 
 def skip(iterator: Iterator[Any], batches: int) -> None:
-    """Go past batches that are done; ``RefusedSnapshotError`` if there are fewer.
+    """Skip ``batches`` batches that are done. Raise ``RefusedSnapshotError`` if there are fewer.
 
-    In this process and with a dataset that is asked by index, moving the sampler on is enough. Otherwise the
-    batches are fetched again, so that the workers' generators and the dataset's own loop move on, too.
+    For a loader without workers and a dataset with indices, advancing the sampler is enough. Otherwise the
+    batches are fetched again, so that the workers' generators and the dataset's own loop advance, too.
     """
     if asks_by_index(iterator):
         skipped = sum(1 for _ in islice(iterator._sampler_iter, batches))

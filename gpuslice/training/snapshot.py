@@ -1,4 +1,4 @@
-"""What ``job.suspend`` tells a script of the snapshot that it took."""
+"""The description of a snapshot that ``job.suspend`` returns to a script."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a suspend put into the RAM disk.
+    """A snapshot that a suspend wrote to the RAM disk.
 
     Attributes
     ----------
     path
-        The file; ``gpuslice.restore`` reads it. Later suspends reuse it, and without a job name it ends
-        with the process: copy it to keep it.
+        The file, for ``gpuslice.restore``. Later suspends overwrite it. Without a job name it is removed when
+        the process ends. Copy it to keep it.
     nbytes
-        Bytes in the snapshot.
+        Size of the snapshot in bytes.
     seconds
-        How long the suspend took.
+        Duration of the suspend.
     gb_per_s
-        Rate of the copy out of the device, 1e9 bytes per second.
+        Rate of the copy from the device, in 1e9 bytes per second.
     boundary
-        Mini-batch boundaries passed.
+        Number of mini-batch boundaries passed.
     restartable
-        Whether another process can go on from it.
+        True if another process can go on from the snapshot.
     """
 
     path: Path

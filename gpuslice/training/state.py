@@ -11,25 +11,25 @@ from gpuslice.checkpoint.named.describe import is_holder
 from gpuslice.checkpoint.named.state import OWN_PREFIX, describe, plain_value
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
-#: The entry of a snapshot that lists the names.
+#: Name of the entry of a snapshot that lists the names in ``job.state``.
 NAMES = f"{OWN_PREFIX}state"
 
 
 class State(UserDict[str, Any]):
-    """A mapping of plain values and tensors, which gets new names at any time.
+    """A mapping of names to plain values and tensors. Names can be added at any time.
 
     Parameters
     ----------
     values
-        What it holds at first, which can be saved.
+        Its first entries. They must be values that can be saved.
     attached
-        Names of attached objects, which it cannot have, too.
+        Names of attached objects, which it must not use.
 
     Raises
     ------
     UsageError
-        Naming what cannot be saved, when it is set. What is put into a container later is looked at when the
-        next snapshot is taken.
+        If a value that cannot be saved is set. Values that are put into a container later are checked when
+        the next snapshot is taken.
     """
 
     def __init__(self, values: Mapping[str, object], attached: Container[str] = ()) -> None:
@@ -49,7 +49,7 @@ class State(UserDict[str, Any]):
         super().__setitem__(name, value)
 
     def named(self) -> dict[str, object]:
-        """Return the entries of a snapshot."""
+        """Return the entries that a snapshot saves, by name."""
         return {**self.data, NAMES: tuple(self.data)}
 
 
@@ -59,7 +59,7 @@ def saved_names(snapshot: SnapshotFile) -> tuple[str, ...]:
     Raises
     ------
     RefusedSnapshotError
-        If the file says something else.
+        If the file's entry is no list of possible names.
     """
     names = plain_value(snapshot, NAMES) or ()
     own = [name for name in names if not isinstance(name, str) or name.startswith(OWN_PREFIX)]
@@ -71,7 +71,7 @@ def saved_names(snapshot: SnapshotFile) -> tuple[str, ...]:
 
 
 def _refuse_objects(value: object, path: str) -> None:
-    """Raise ``UsageError`` for what only ``attach`` can save: it is loaded in place."""
+    """Raise ``UsageError`` if ``value`` holds an object, such as a module, that only ``attach`` can save."""
     if is_holder(value):
         raise UsageError(
             f"{path} is a {type(value).__qualname__}", "give it to gpuslice.attach; or its state_dict() here"
