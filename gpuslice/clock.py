@@ -1,4 +1,4 @@
-"""Time as an argument: the clocks of whatever runs. And when processes began."""
+"""The clocks that gpuslice's loops are given, and the start times of processes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the shells need of time. The core never sees a clock: it is told ``now``."""
+    """A source of the time for code that does I/O. The core has no clock: it is given ``now``."""
 
     def now(self) -> float:
-        """Seconds since an arbitrary fixed instant; never goes backwards."""
+        """Return the seconds since an arbitrary fixed instant. They never decrease."""
         ...
 
 
@@ -24,20 +24,20 @@ class MonotonicClock:
 
 
 class BoottimeClock:
-    """Seconds since this machine was started, also those in which it slept; the same in all its processes."""
+    """The machine's clock since it was started, sleep included. All processes read the same time."""
 
     def now(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class ContinuedClock(MonotonicClock):
-    """The machine's monotonic clock, never before a given moment: it may have started anew since."""
+    """The machine's monotonic clock, set forward to continue an earlier one after the machine restarted."""
 
     def __init__(self) -> None:
         self._ahead_s = 0.0
 
     def continue_from(self, when_s: float) -> None:
-        """Go on from ``when_s``, unless that is past already."""
+        """Set the clock forward to ``when_s``, unless it is later already."""
         self._ahead_s = max(0.0, when_s - super().now())
 
     def now(self) -> float:
@@ -45,7 +45,7 @@ class ContinuedClock(MonotonicClock):
 
 
 def process_began(pid: int) -> str:
-    """When a process began, as the kernel counts it; empty if there is none."""
+    """Return when a process began, as the kernel counts it; an empty text if there is no such process."""
     with suppress(OSError):
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return status.rpartition(")")[2].split()[19]

@@ -35,28 +35,28 @@ LOCK_DIR = "GPUSLICE_LOCK_DIR"
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a job under gpuslice needs to know; the launcher hands it down as ``GPUSLICE_*`` variables.
+    """The settings of a job. The launcher hands them down as ``GPUSLICE_*`` variables.
 
     Attributes
     ----------
     device
-        The device the job runs on: ``cpu``, ``cpu:1``, ``cuda:0``; empty for where its state is found.
+        The device the job runs on: ``cpu``, ``cpu:1``, ``cuda:0``; empty: where its state is found.
     cpu_slots
-        Into how many slots the host's cores are divided for ``cpu:N``; 0 means one per core.
+        Number of slots ``cpu:N`` into which the host's cores are divided; 0 means one per core.
     route
-        How the device is emptied.
+        The route by which the device is emptied.
     ramdisk_dir
         Directory of the RAM disk, empty for ``/dev/shm/gpuslice-<uid>``.
     ramdisk_limit
         Bytes the RAM disk may hold, ``4G`` style, or empty for half of the file system.
     tenant
-        Whose job it is: ``gpuslice submit --tenant``.
+        The tenant that the job belongs to: ``gpuslice submit --tenant``.
     tenant_ramdisk
-        Bytes that the snapshots of all the tenant's jobs may take together, or empty for no limit of its own.
+        Bytes that the snapshots of all jobs of the tenant may take together, or empty for no such limit.
     spill_dir
         Directory on a disk to which snapshots of dead jobs move when the RAM disk is full, or empty.
     spill_limit
-        Bytes that all snapshots may take there, ``50G`` style, or empty for what its file system has.
+        Bytes that all snapshots may take in ``spill_dir``, ``50G`` style, or empty for its whole file system.
     suspend_every, suspend_at
         The drill: suspend and resume at every Nth boundary, or at the boundaries listed.
     checkpoint_every
@@ -66,24 +66,24 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     report
         File for the JSON report, or empty.
     profile, profile_steps
-        File for what is recorded of so many steps, after which the script ends; empty and 0 for nothing.
+        File to record steps into, and number of steps after which the script ends; empty and 0 for none.
     job
-        The job's name; a named job's snapshots outlive it and a restarted process continues from them.
+        The job's name. A named job's snapshots outlive it, and a restarted process continues from them.
     fresh
-        Remove what earlier runs of the named job left before it begins.
+        True to remove the snapshots of earlier runs of the named job before it begins.
     continue_anyway
-        Go on from the named job's snapshot, though other arguments, another text of the script or another
-        torch has made it.
+        True to go on from the named job's snapshot even if other arguments, another text of the script or
+        another torch made it.
     command
         A fingerprint of the launched command, set by the launcher.
     keep_children
-        Leave processes that a submitted job has started and left behind alone when it ends.
+        True to leave alone the processes that a submitted job has started and that outlive it.
     socket
         ZeroMQ endpoint of the scheduler, or empty.
     ranks
-        How many ranks the scheduler has devices for; 0 without one.
+        Number of ranks for which the scheduler has devices; 0 without a scheduler.
     elastic
-        Whether ``ranks`` is the most that it may have devices for, and may change.
+        True if the number of ranks may change, up to ``ranks``.
     memory
         Most bytes that each rank may allocate on its device, ``3G`` style, or empty for no limit.
     visible_gpus
@@ -123,27 +123,27 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         parse_boundaries(self.suspend_at)
 
     def environ(self) -> dict[str, str]:
-        """The ``GPUSLICE_*`` variables that make another process read these settings, file or not."""
+        """Return the ``GPUSLICE_*`` variables that give these settings to another process."""
         return {variable(field): str(value) for field, value in msgspec.structs.asdict(self).items()}
 
     @property
     def ramdisk_directory(self) -> Path:
-        """Where the RAM disk is: the user's own on tmpfs, if nobody says otherwise."""
+        """The directory of the RAM disk: the setting, else the user's own on tmpfs."""
         return Path(self.ramdisk_dir or f"/dev/shm/gpuslice-{os.geteuid()}")
 
 
 def variable(field: str) -> str:
-    """The environment variable of a setting: ``ramdisk_dir`` -> ``GPUSLICE_RAMDISK_DIR``."""
+    """Return the environment variable of a setting: ``ramdisk_dir`` -> ``GPUSLICE_RAMDISK_DIR``."""
     return f"GPUSLICE_{field.upper()}"
 
 
 def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:
-    """Put the settings together from file, environment and flags (``None`` flags are not given).
+    """Return the settings from file, environment and flags. A flag that is None counts as not given.
 
     Raises
     ------
     ConfigError
-        For an unknown key or an impossible value, naming where it came from.
+        For an unknown key or an impossible value. The error names its source.
     """
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
@@ -181,16 +181,16 @@ def _from_file(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def state_directory(given: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Path:
-    """Where a scheduler keeps its socket, jobs and logs.
+    """Return the directory in which a scheduler keeps its socket, jobs and logs.
 
-    ``given``, else ``$GPUSLICE_STATE_DIR``, else ``gpuslice`` in the XDG state directory.
+    It is ``given``, else ``$GPUSLICE_STATE_DIR``, else ``gpuslice`` in the XDG state directory.
 
     Raises
     ------
     ConfigError
-        If no socket can be there, because its path is not UTF-8 text.
+        If the path is not UTF-8 text, so that no socket can be there.
     UsageError
-        If it is in the working directory, and that is gone.
+        If it is relative, and the working directory is gone.
     """
     environ = os.environ if environ is None else environ
     if given or environ.get("GPUSLICE_STATE_DIR"):
@@ -215,7 +215,7 @@ def lock_directory(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds from ``2s``, ``500ms``, ``1.5m``, ``2h`` or a plain number, above 0."""
+    """Return the seconds in ``2s``, ``500ms``, ``1.5m``, ``2h`` or a plain number, above 0."""
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
     if seconds <= 0:
@@ -226,7 +226,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from ``4G``, ``512MiB``, ``1000``; K, M, G, T are powers of 1000, Ki … Ti of 1024."""
+    """Return the bytes in ``4G``, ``512MiB`` or ``1000``. K, M, G, T are powers of 1000, Ki … Ti of 1024."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[2].lower() not in _UNITS:
         raise ConfigError(f"{_short(text)} is not a size", "write for instance 4G or 512MiB")
@@ -237,13 +237,13 @@ def parse_size(text: str) -> int:
 
 
 def format_size(nbytes: int) -> str:
-    """Bytes for people, in powers of 1024: ``512.00 MiB``."""
+    """Return bytes as text for people, in powers of 1024: ``512.00 MiB``."""
     unit = max(0, min(4, (nbytes.bit_length() - 1) // 10))
     return f"{nbytes / 2 ** (10 * unit):.2f} {'KMGT'[unit - 1]}iB" if unit else f"{nbytes} B"
 
 
 def parse_boundaries(text: str) -> frozenset[int]:
-    """Boundary numbers from ``3,17,40``; empty text is the empty set."""
+    """Return the boundary numbers in ``3,17,40``. An empty text gives the empty set."""
     parts = text.split(",") if text.strip() else []
     if not all(map(_BOUNDARY.fullmatch, parts)):
         raise ConfigError(f"{_short(text)} is not a list of boundaries", "write for instance 3,17,40")
@@ -256,5 +256,5 @@ def parse_boundaries(text: str) -> frozenset[int]:
 
 
 def _short(text: str) -> str:
-    """``text`` for a message, which it shall not drown."""
+    """Return ``text`` in quotes for a message, cut after 60 characters."""
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

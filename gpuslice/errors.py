@@ -1,7 +1,7 @@
-"""Every error that gpuslice raises, split by whose fault it is, with the exit code the CLI maps it to.
+"""All errors that gpuslice raises, by whose fault they are, with the exit code of each.
 
 Exit codes: 2 wrong command line or configuration, 3 unusable environment, 4 corrupt or refused
-snapshot or journal, 5 full RAM disk. A message names the thing that is wrong; ``remedy`` says what to do.
+snapshot or journal, 5 full RAM disk. A message names the thing that is wrong. ``remedy`` says what to do.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import traceback
 from types import TracebackType
 from typing import ClassVar
 
-#: What a process says that ends because it has not got its job's state any more; not its script's fault.
+#: Last message of a process that ends because it has lost its job's state. It is no fault of the script.
 WITHOUT_STATE = "the process ends without its job's state, whose snapshots are kept"
-#: What an out-of-memory error says that comes of the job's own limit.
+#: Text of an out-of-memory error that the job's own limit causes.
 OVER_MEMORY_LIMIT = "out of memory: the job's memory limit"
 
 
@@ -22,9 +22,9 @@ class GpusliceError(Exception):
     Parameters
     ----------
     message
-        What is wrong, naming the thing.
+        Text that names the thing that is wrong.
     remedy
-        What the user can do about it, one sentence.
+        One sentence on what the user can do.
     """
 
     exit_code: ClassVar[int] = 1
@@ -41,7 +41,7 @@ class GpusliceError(Exception):
 
     @property
     def lines(self) -> str:
-        """What a command says of it on stderr."""
+        """The lines that a command writes to stderr for this error."""
         return "".join(f"gpuslice: {text}\n" for text in (self.message, self.remedy) if text)
 
 
@@ -67,7 +67,7 @@ class NoSchedulerError(EnvironmentUnusableError):
     Attributes
     ----------
     directory
-        Its path.
+        The state directory's path.
     """
 
     def __init__(self, directory: str) -> None:
@@ -76,23 +76,23 @@ class NoSchedulerError(EnvironmentUnusableError):
 
 
 class NodeLostError(EnvironmentUnusableError):
-    """A node, or gpuslice's process on it, has gone; what had arrived elsewhere stays and is used again."""
+    """A node, or gpuslice's process on it, is gone. Data that has arrived elsewhere is kept for reuse."""
 
 
 class AddressSpaceError(EnvironmentUnusableError):
-    """The process may map no more memory. Nothing has changed; with more of it one may try again."""
+    """The process may map no more memory. Nothing has changed; a retry may work once there is more memory."""
 
 
 class SuspendRefusedError(EnvironmentUnusableError):
-    """The job's state cannot be suspended by the chosen route; nothing was touched."""
+    """The job's state cannot be suspended by the chosen route. Nothing was changed."""
 
 
 class NoCudaError(EnvironmentUnusableError):
-    """The driver knows nothing of a process: it has not begun CUDA."""
+    """The driver does not know a process, because the process has not begun CUDA."""
 
 
 class SwitchFailedError(EnvironmentUnusableError):
-    """A suspend or a resume met an error that is not gpuslice's: of CUDA, of torch, of the system."""
+    """A suspend or a resume failed with an error of CUDA, of torch or of the system."""
 
 
 class SuspendedStateError(UsageError):
@@ -100,14 +100,14 @@ class SuspendedStateError(UsageError):
 
 
 class TensorParkedError(UsageError, RuntimeError):
-    """A tensor of a suspended job was touched: its memory is away until the job is resumed.
+    """A tensor of a suspended job was used. Its memory is away until the job is resumed.
 
-    Also a ``RuntimeError``, because that is what torch raises where gpuslice cannot say more.
+    It is also a ``RuntimeError``, because torch raises that where gpuslice cannot say more.
     """
 
 
 class SnapshotError(GpusliceError):
-    """Base of what can be wrong with a snapshot file; never raised itself."""
+    """Base of the errors about a snapshot file; never raised itself."""
 
     exit_code = 4
 
@@ -126,7 +126,7 @@ class RefusedSnapshotError(SnapshotError):
 
 
 class ReplacedSnapshotError(SnapshotError):
-    """A newer snapshot took the place of the one that was being read; that one can be read instead."""
+    """A newer snapshot replaced the file while it was being read. The newer one can be read instead."""
 
 
 class RamDiskFullError(GpusliceError):
@@ -136,19 +136,19 @@ class RamDiskFullError(GpusliceError):
 
 
 class DeviceMemoryError(GpusliceError):
-    """The device lacks memory to resume; the snapshot is kept and the resume may be retried."""
+    """The device lacks memory to resume. The snapshot is kept, and the resume may be retried."""
 
     exit_code = 3
 
 
 class RollbackError(GpusliceError):
-    """Undoing a failed step failed too; the state of the job is not known."""
+    """Undoing a failed step failed, too. The state of the job is not known."""
 
     exit_code = 3
 
 
 class ProtocolError(GpusliceError):
-    """Base of what can go wrong between two ends of a socket; never raised itself."""
+    """Base of the errors between the two ends of a socket; never raised itself."""
 
     exit_code = 3
 
@@ -159,41 +159,41 @@ class ProtocolError(GpusliceError):
 
 
 class LocalProtocolError(ProtocolError):
-    """We were about to send something illegal: a bug on our side."""
+    """This process was about to send an illegal message: a bug in gpuslice."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent something illegal; the message was dropped and the state is unchanged."""
+    """The peer sent an illegal message. It was dropped, and nothing has changed."""
 
 
 class UnforeseenError(GpusliceError):
-    """A bug, met while one message or event was dealt with; nothing was changed by that."""
+    """A bug that showed while one message or event was handled. That message or event changed nothing."""
 
 
 class IllegalTransitionError(GpusliceError):
-    """An event is impossible in the present state; nothing was changed. Carries the history."""
+    """An event is impossible in the present state. Nothing was changed. The error carries the history."""
 
 
 class InvariantError(GpusliceError):
-    """A promise of the scheduler core is broken: a bug, found by ``Core.check``."""
+    """An invariant of the scheduler core is broken: a bug, found by ``Core.check``."""
 
 
 def where_raised(error: Exception) -> str:
-    """``error`` in one line, with where it was raised."""
+    """Return ``error`` in one line, with the file and line that raised it."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
 
 
 def hide_own_frames(error: BaseException, *, keep_bugs: bool = False) -> None:
-    """Drop the leading frames of gpuslice from the traceback of a script's error that passes through it.
+    """Drop the leading frames of gpuslice from the traceback of a script's error.
 
-    To be called in the ``except`` of the outermost function of gpuslice that the error passes, right before
-    a bare ``raise``: Python adds no frame for that one. So the script's traceback is as without gpuslice.
+    Call it in the ``except`` of the outermost function of gpuslice that the error passes, right before a bare
+    ``raise``: Python adds no frame for that function. So the script's traceback is as without gpuslice.
 
     Parameters
     ----------
     keep_bugs
-        Whether an error that was raised in gpuslice itself keeps all of its frames.
+        True to keep all frames of an error that was raised in gpuslice itself.
     """
     if isinstance(error, GpusliceError):
         return
@@ -205,7 +205,7 @@ def hide_own_frames(error: BaseException, *, keep_bugs: bool = False) -> None:
 
 
 def hide_all_own_frames(error: BaseException) -> None:
-    """Drop the frames of gpuslice from all tracebacks that Python prints of a script's error.
+    """Drop the frames of gpuslice from all tracebacks that Python prints for a script's error.
 
     An error that was raised in gpuslice keeps its frames: it is a bug.
     """

@@ -1,4 +1,4 @@
-"""Directories that only their user may enter, files that are replaced whole, closed standard streams."""
+"""Private directories, files that are replaced as a whole, and closed standard streams."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from gpuslice.errors import EnvironmentUnusableError, UsageError
 
 
 def private_directory(path: Path, *, option: str, parents: bool = False, by_link: bool = False) -> None:
-    """Make ``path`` with mode 0700, or check that it is one: ours, no link, closed to others.
+    """Make the directory ``path`` with mode 0700, or check that it is one: this user's, and no link.
 
     Parameters
     ----------
     option
-        Of the command line, by which another directory can be chosen; for the error's remedy.
+        The option of the command line that chooses another directory, for the error's remedy.
     parents
-        Also make what is missing above it.
+        True to make missing parent directories, too.
     by_link
-        Whether it may be a symbolic link to such a directory, if nobody else can replace either.
+        True to accept a symbolic link to such a directory, if no other user can replace either.
 
     Raises
     ------
     EnvironmentUnusableError
-        If it is anything else or cannot be made; the operating system's error is its cause.
+        If it is anything else or cannot be made. The operating system's error is its cause.
     """
     try:
         if parents:
@@ -61,7 +61,7 @@ def _problem(status: os.stat_result) -> str | None:
 
 
 def _problem_behind(link: Path) -> str | None:
-    """Return what is wrong with the directory behind a link, or with the way to it."""
+    """Return what is wrong with the directory behind a link, or with the path to it; None if nothing is."""
     try:
         target = link.resolve(strict=True)
     except (OSError, RuntimeError):
@@ -75,7 +75,7 @@ def _problem_behind(link: Path) -> str | None:
 
 
 def _way(link: Path) -> Iterator[Path]:
-    """Yield every directory and link that is looked up on the way to the end of ``link``."""
+    """Yield every directory and link that the kernel looks up to resolve ``link``."""
     left = list(link.absolute().parts)
     here = Path(left.pop(0))
     while left:
@@ -94,7 +94,7 @@ def _way(link: Path) -> Iterator[Path]:
 
 
 def _who_replaces(entry: Path) -> str:
-    """Return who besides root and this user could replace ``entry``, or nothing."""
+    """Return which user other than root and this one could replace ``entry``; empty if none could."""
     above, status = os.lstat(entry.parent), os.lstat(entry)
     trusted = {0, os.geteuid()}
     if above.st_uid not in trusted:
@@ -107,10 +107,10 @@ def _who_replaces(entry: Path) -> str:
 
 
 def occupy_closed_streams() -> None:
-    """Open the null device in place of each standard stream that is closed, until the next ``exec``.
+    """Open the null device in place of each closed standard stream, until the next ``exec``.
 
-    Otherwise the next file that gpuslice opens would be the process's stdout or stderr: messages of libraries
-    written in C would be written into it.
+    Otherwise the next file that gpuslice opens would become the process's stdout or stderr, and C libraries
+    would write their messages into it.
     """
     for descriptor in range(3):
         try:
@@ -137,12 +137,12 @@ def working_directory() -> str:
 
 
 def check_working_directory() -> None:
-    """Refuse a working directory in which no file can be found.
+    """Raise if the working directory is gone or this user may not enter it.
 
     Raises
     ------
     UsageError
-        If it is gone, or this user may not enter it.
+        In either case.
     """
     path = working_directory()
     if closed := closed_directory(Path(path)):
@@ -150,9 +150,9 @@ def check_working_directory() -> None:
 
 
 def closed_directory(path: Path) -> str:
-    """Return the first directory on the way into ``path`` that this user may not enter, and whose it is.
+    """Return which directory on the way into ``path`` this user may not enter, and its owner.
 
-    Return an empty string if there is none.
+    Return an empty text if there is none.
     """
     for part in (*reversed(path.parents), path):
         if part.is_dir() and not os.access(part, os.X_OK, effective_ids=True):
@@ -161,22 +161,22 @@ def closed_directory(path: Path) -> str:
 
 
 def draft_path(path: Path) -> Path:
-    """Where this process writes what is then renamed to ``path``."""
+    """Return the temporary path that this process writes and then renames to ``path``."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def replace_file(path: Path, content: bytes) -> os.stat_result:
-    """Write a file whole: who reads meanwhile, or after a crash of this process, sees the old one.
+    """Replace a file as a whole. A reader, even after a crash, sees either the old file or the new one.
 
     Returns
     -------
     os.stat_result
-        Of the new file.
+        The status of the new file.
 
     Raises
     ------
     OSError
-        If it cannot be written; the old one is as it was.
+        If it cannot be written. The old file is unchanged.
     """
     draft = draft_path(path)
     try:

@@ -1,8 +1,8 @@
-"""What a user asks for with a job, spelled once: ``JobRequest``.
+"""The one definition of what a user can ask for with a job: ``JobRequest``.
 
 Each field is a keyword of ``Client.submit``, part of the message to the scheduler, and checked there. A field
-with an ``Option`` is an option of ``gpuslice submit`` and a key of a ``job.toml``, too. How its text is read
-follows from its type and from the unit in its name (``gpuslice/client/job_options.py``).
+with an ``Option`` is an option of ``gpuslice submit`` and a key of a ``job.toml``, too. Its type and the
+unit in its name decide how its text is read (``gpuslice/client/job_options.py``).
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from gpuslice.types import (
 
 
 class Option(NamedTuple):
-    """How people write the value of a field, on a command line and in a ``job.toml``.
+    """The notation of a field on a command line and in a ``job.toml``.
 
     Attributes
     ----------
     group
         The part of the help that has the option.
     metavar, help
-        What stands for the value in the help, and what it means.
+        The placeholder for the value in the help, and the explanation.
     name
-        ``"max_steps"`` is ``--max-steps`` and the key ``max_steps``. Empty: the field's name, without a unit.
+        ``"max_steps"`` gives ``--max-steps`` and the key ``max_steps``. Empty: the field's name, no unit.
     most
-        The field that a second number sets: ``1:4``.
+        The field that the second number of ``1:4`` sets.
     words
-        Words that stand for a value.
+        Words that stand for a value, such as ``never``.
     """
 
     group: str
@@ -61,51 +61,52 @@ _COMMAND = "The command"
 
 
 class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a user asks for with a job.
+    """The properties of a job that its user can ask for.
 
     Attributes
     ----------
     name
-        The id. Without one, the id is made of the script's name and a number.
+        The job's id. None: the script's name and a number.
     devices, most_devices
-        How many devices the job has, all or nothing, and as many ranks. A script that takes its rank from its
-        launcher is started by torchrun (docs/submit.md, Ranks). With a larger ``most_devices`` the job
-        grows up to so many and shrinks as the policy says, and its script uses ``gpuslice.elastic``. A script
-        or module is started by torchrun as so many ranks. A torchrun command of its own is told how many to
-        start, and started anew for another number. 0: no more than ``devices``.
+        Number of devices, all or none, and of ranks. A script that takes its rank from its launcher is
+        started by torchrun (docs/submit.md, Ranks). With a larger ``most_devices`` the job grows up to that
+        number and shrinks as the policy decides, and its script uses ``gpuslice.elastic``. A script or module
+        is started by torchrun with that number of ranks. A torchrun command of the user's is told how many
+        to start, and is started again when the number changes. 0: no more than ``devices``.
     device_memory_bytes, most_device_memory_bytes
-        What it may allocate on each of its devices: a limit (0: not stated, and none). Over that limit it is
-        started again with twice as much, up to ``most_device_memory_bytes`` (0: it has failed).
+        Limit of what the job may allocate on each of its devices (0: no limit). A job that exceeds it is
+        started again with twice as much, up to ``most_device_memory_bytes`` (0: the job fails).
     tenant, app
-        Whose it is. Jobs of one app search for one model together, under the policy ``themis``.
+        The job's owner and its app. Jobs of one app search for one model together, under the policy
+        ``themis``.
     weight
-        Its share under policies that know weights.
+        The job's share under policies that know weights.
     steps, max_steps
-        How many optimizer steps it has, if known: for its progress. With ``max_steps`` it is ended, well, at
-        the first boundary after so many. 0: not stated.
+        Number of optimizer steps, if known, to show progress. ``max_steps`` ends the job as a success at
+        the first boundary after that number. 0: not stated.
     expected_s
-        How long it trains on its devices, if known, for policies that must know; 0: not stated.
+        Time that the job trains on its devices, if known, for policies that need it; 0: not stated.
     deadline_s, guaranteed
-        By when it is to be through, in seconds from now (0: whenever), and whether it is refused if the
-        policy cannot guarantee that. ``submit`` then waits for that decision (docs/submit.md, Deadlines).
+        Deadline in seconds from now (0: none), and True to refuse the job if the policy cannot guarantee the
+        deadline. ``submit`` then waits for that decision (docs/submit.md, Deadlines).
     trial, trial_batches
-        Whether so many mini-batches are tried ahead of every queue, so that it fails early if it is broken.
+        True to try that number of mini-batches ahead of every queue, so that a broken job fails early.
     max_restarts
-        How often it is started again after a failure that was not its user's (docs/recovery.md).
+        Number of restarts after failures that are not the user's (docs/recovery.md).
     boundary_timeout_s, on_boundary_timeout
-        If it reaches no boundary for so long when told to stop, that is reported (0: never), and it is left
-        running or killed.
+        Time after which a job that is told to stop and reaches no boundary is reported (0: never), and
+        whether it is left running or killed then.
     grace_s
-        How long its processes may take to end when they are asked to, before they are killed (0: they are not
-        asked). None: as long as ``gpuslice up --grace`` says.
+        Time that the job's processes have to end when they are asked to, before they are killed (0: they are
+        not asked). None: the value of ``gpuslice up --grace``.
     checkpoint_every
-        Save its attached state at every so many boundaries, while the training goes on.
+        Save the attached state at every Nth boundary, while the training goes on.
     route
-        How its devices are emptied (docs/gpus.md).
+        The route by which the job's devices are emptied (docs/gpus.md).
     env
-        Variables for it, besides ``environ``.
+        Environment variables for the job, besides ``environ``.
     environ, directory
-        Its environment and its working directory, if not those of the process that submits it.
+        The job's environment and working directory, if not those of the process that submits it.
     """
 
     name: Annotated[
@@ -182,12 +183,12 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     directory: PathText = ""
 
     def check(self) -> None:
-        """Refuse values that contradict each other; each is within its range already.
+        """Raise if values contradict each other. Each is within its range already.
 
         Raises
         ------
         UsageError
-            Naming the values.
+            If they do. The error names the values.
         """
         if self.guaranteed and not self.deadline_s:
             raise UsageError("there is no deadline to be guaranteed", "state it: --deadline 2h")

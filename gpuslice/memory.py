@@ -1,4 +1,4 @@
-"""How much memory this machine, and the control groups that this process is in, can still give."""
+"""The memory that this machine and this process's control groups still have available."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpuslice.errors import EnvironmentUnusableError
 _MEMINFO = Path("/proc/meminfo")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _CGROUP = Path("/sys/fs/cgroup")
-#: What stands for no limit.
+#: The value that means no limit.
 UNLIMITED_BYTES = 1 << 62
 
 
 class _Files(NamedTuple):
-    """The files of a control group: its limit, what is used, and in which lines the page cache is told."""
+    """The files with a control group's limit and usage, and the page cache's lines in ``memory.stat``."""
 
     limit: str
     used: str
@@ -31,18 +31,18 @@ _VERSION_1 = _Files(
 
 
 def available_bytes() -> int:
-    """Bytes that new pages may take before something else has to give way.
+    """Return the bytes that this process can still allocate before other memory has to be freed.
 
     Raises
     ------
     EnvironmentUnusableError
-        If the kernel does not say.
+        If the kernel does not report them.
     """
     return min([_machine_bytes(), *(_left_bytes(*group) for group in _limited_groups())])
 
 
 def cgroup_limit_bytes() -> int:
-    """The least limit of this process's control groups; ``UNLIMITED_BYTES`` or more where there is none."""
+    """Return the smallest memory limit of this process's control groups; ``UNLIMITED_BYTES`` without one."""
     return min([UNLIMITED_BYTES, *(limit_bytes for _, _, limit_bytes in _limited_groups())])
 
 
@@ -60,7 +60,7 @@ def _machine_bytes() -> int:
 
 
 def _limited_groups() -> Iterator[tuple[Path, _Files, int]]:
-    """The memory control groups with a limit that hold this process: its own, and all above it."""
+    """Yield this process's control groups that have a memory limit: its own group, and groups above it."""
     for group, files in _groups():
         limit = _read(group / files.limit).strip()
         if limit.isdigit() and int(limit) < UNLIMITED_BYTES:
@@ -69,7 +69,7 @@ def _limited_groups() -> Iterator[tuple[Path, _Files, int]]:
 
 @functools.cache
 def _groups() -> tuple[tuple[Path, _Files], ...]:
-    """Those that may have limits; asked once, as a process stays where it was started."""
+    """Return this process's control groups that may have limits. They are looked up once."""
     found: list[tuple[Path, _Files]] = []
     for line in [*_read(_OWN_GROUPS).splitlines(), "0::/"]:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -87,10 +87,10 @@ def _groups() -> tuple[tuple[Path, _Files], ...]:
 
 
 def _left_bytes(group: Path, files: _Files, limit_bytes: int) -> int:
-    """What a group still allows.
+    """Return the bytes that a control group still allows.
 
-    The kernel drops cached files before it says no; pages of tmpfs are not among them. A group that cannot be
-    read counts as one without a limit.
+    Cached files count as free, because the kernel drops them first. Pages of tmpfs do not. A group that
+    cannot be read counts as one without a limit.
     """
     try:
         used_bytes = int(_read(group / files.used))
@@ -102,7 +102,7 @@ def _left_bytes(group: Path, files: _Files, limit_bytes: int) -> int:
 
 
 def _read(path: Path) -> str:
-    """Return a file of the kernel's as text, or an empty string if it cannot be read."""
+    """Return a file of the kernel as text; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

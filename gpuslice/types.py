@@ -1,8 +1,8 @@
-"""The nouns that every part shares: devices, routes, jobs, epochs, leases; and what values may be.
+"""The types that every part shares: devices, routes, jobs, epochs, leases, and the ranges of values.
 
 Every number and string that comes from elsewhere (a socket, the command line, the environment, a
-configuration file, a journal) is of one of the types below, which state its range and its alphabet. It is
-checked where it comes in: by msgspec where it is decoded, by ``checked`` where it is made from Python values.
+configuration file, a journal) has one of the types below, which state its range and its alphabet. Decoded
+values are checked by msgspec, values made in Python by ``checked``.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from msgspec import Meta
 
 from gpuslice.errors import UsageError
 
-#: Larger whole numbers are not exact in JSON nor as a float.
+#: Larger whole numbers are exact neither in JSON nor as a float.
 MAX_COUNT = 2**53
 MAX_BYTES = 2**60
 #: About 31 years.
 MAX_SECONDS = 1e9
 MAX_RANKS = 1 << 16
-#: The longest text for people: the reason of an error, the last words of a job.
+#: Most characters of a text for people, such as the reason of an error or a job's last lines.
 MAX_TEXT = 1 << 16
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 _NAME_PATTERN = rf"\A{_NAME}\Z"
-#: What the kernel ends strings by cannot be in them; lone surrogates are how Python reads what is not UTF-8.
+#: No NUL, which ends the kernel's strings, and no lone surrogates, which Python reads for invalid UTF-8.
 _WORD_PATTERN = r"\A[^\x00\ud800-\udfff]*\Z"
 _VARIABLE_PATTERN = r"\A[^=\x00\ud800-\udfff]*\Z"
 _LABEL_PATTERN = r"\A[^=\x00-\x1f\x7f\ud800-\udfff]*\Z"
@@ -41,19 +41,19 @@ _ALPHABETS = {
     _TEXT_PATTERN: "UTF-8 text",
 }
 
-#: How many, and which: steps, boundaries, epochs, numbers of events.
+#: A count or a number in a sequence: of steps, boundaries, epochs or events.
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-#: The number of a boundary; a large one is never reached.
+#: The number of a boundary to stop at. A very large one is never reached.
 StopAt = Annotated[int, Meta(ge=0, le=2**62)]
 ByteCount = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 RankNumber = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 RankCount = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
 #: A `RankCount`, or 0: not stated.
 OptionalRankCount = Annotated[int, Meta(ge=0, le=MAX_RANKS)]
-#: A process, as a rank calls itself or the kernel does.
+#: A process id.
 Pid = Annotated[int, Meta(ge=0, lt=2**31)]
 PortNumber = Annotated[int, Meta(ge=1, lt=2**16)]
-#: Negative: a signal.
+#: A process's exit code; negative for a signal.
 ExitCode = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Seconds = Annotated[float, Meta(ge=0.0, le=MAX_SECONDS)]
 #: A moment of a scheduler's clock, which goes on from one scheduler to the next.
@@ -77,7 +77,7 @@ JobId = NewType("JobId", str)
 Rank = NewType("Rank", int)
 #: The fencing token of a lease: grows by one with every lease of a job; reports of older epochs are dropped.
 Epoch = NewType("Epoch", int)
-#: From which tensor skew on a job is placed on as few nodes as possible (docs/measure.md).
+#: Least tensor skew at which a job is placed on as few nodes as possible (docs/measure.md).
 CONSOLIDATION_SKEW = 0.3
 
 _DEVICE = re.compile(r"(cpu|cuda|null)(?::([0-9]{1,3}))?((?:\+[0-9]{1,3})*)")
@@ -89,10 +89,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, order=True)
 class DeviceName:
-    """A device as the user writes it: ``cpu``, ``cpu:1``, ``cuda:0``, ``null:0``.
+    """The name of a device as the user writes it: ``cpu``, ``cpu:1``, ``cuda:0``, ``null:0``.
 
     ``cpu`` without an index is the whole host (index ``None``); ``cpu:1`` is slot 1 of the host.
-    ``cuda`` means ``cuda:0``. ``cuda:0+1`` is both GPUs, of one process: ``further`` are all but the first.
+    ``cuda`` means ``cuda:0``. ``cuda:0+1`` is two GPUs of one process: ``further`` are all but the first.
     ``n1/cuda:0`` is the device of that name on another node, ``n1``.
     """
 
@@ -103,12 +103,12 @@ class DeviceName:
 
     @classmethod
     def parse(cls, text: str, *, several: bool = False) -> DeviceName:
-        """Read ``cpu:1`` and the like.
+        """Return the device that ``text``, such as ``cpu:1``, names.
 
         Parameters
         ----------
         several
-            Whether ``cuda:0+1`` is a device here, too.
+            True to accept several GPUs, such as ``cuda:0+1``.
 
         Raises
         ------
@@ -135,17 +135,17 @@ class DeviceName:
         return on + "+".join([f"{self.kind}:{self.index}", *map(str, self.further)])
 
     def on(self, node: str) -> DeviceName:
-        """The device of this name on ``node``; empty: on the node itself."""
+        """Return this device name with ``node`` as its node; an empty text means the node itself."""
         return replace(self, node=node)
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """Of all its GPUs, the first one first; 0 where there is only one device."""
+        """The indices of all its GPUs, the first one first; only 0 for the whole host."""
         return (self.index or 0, *self.further)
 
 
 class Route(Enum):
-    """How a device is emptied; see docs/gpus.md."""
+    """The ways to empty a device; see docs/gpus.md."""
 
     AUTO = "auto"
     TENSOR = "tensor"
@@ -154,17 +154,17 @@ class Route(Enum):
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether only GPUs can be emptied so."""
+        """True if the route exists on GPUs only."""
         return self in (Route.VMM, Route.DRIVER)
 
 
 def job_id(text: str) -> JobId:
-    """Check a job's name: 1 to 64 of letters, digits, ``_ . -``, starting with a letter or digit.
+    """Return ``text`` as a job's id: up to 64 letters, digits, ``_ . -``, the first a letter or digit.
 
     Raises
     ------
     UsageError
-        If the name could not be a file name.
+        If ``text`` is no such name.
     """
     if _JOB.fullmatch(text) is None:
         raise UsageError(f"{text!r} is not a job name", "use up to 64 letters, digits, '_', '.' or '-'")
@@ -178,13 +178,13 @@ class Lease:
     Attributes
     ----------
     job
-        Who holds it.
+        The job that holds the lease.
     epoch
-        Fencing token.
+        The lease's fencing token.
     placement
-        One device per rank, rank order.
+        One device per rank, in rank order.
     deadline_s
-        When the quantum ends (clock of whoever granted it), or ``None`` for no end.
+        When the quantum ends, by the scheduler's clock, or ``None`` for no end.
     """
 
     job: JobId
@@ -194,12 +194,12 @@ class Lease:
 
 
 def checked(value: _T) -> _T:
-    """``value``, a struct that was made in Python, if each of its fields is of its type.
+    """Return ``value``, a struct that was made in Python, after checking the type and range of each field.
 
     Raises
     ------
     UsageError
-        Naming the field.
+        If a field has a wrong value. The error names the field.
     """
     try:
         return msgspec.convert(msgspec.to_builtins(value), type(value))
@@ -208,12 +208,12 @@ def checked(value: _T) -> _T:
 
 
 def is_word(text: str) -> bool:
-    """Whether ``text`` is a ``Word``: UTF-8 text without NUL."""
+    """Return True if ``text`` is a ``Word``: UTF-8 text without NUL."""
     return re.search(_WORD_PATTERN, text) is not None
 
 
 def explain(error: Exception) -> str:
-    """What msgspec found wrong, in words: ``steps has to be a whole number <= 9007199254740992``."""
+    """Return msgspec's error in words: ``steps has to be a whole number <= 9007199254740992``."""
     what, _, where = str(error).partition(" - at `")
     field = where.rstrip("`").replace("key` in `$.", "a name in $.").removeprefix("$").removeprefix(".")
     field = field.replace("a name in $.", "a name in ")
@@ -229,6 +229,6 @@ def explain(error: Exception) -> str:
 
 
 def shortened(text: str, most: int = MAX_TEXT) -> str:
-    """``text`` as a ``Text`` of at most ``most`` characters: what cannot be encoded is replaced."""
+    """Return ``text`` cut to ``most`` characters. Characters that cannot be encoded are replaced."""
     text = text.encode(errors="replace").decode()
     return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,7 +1,7 @@
-"""What a user's shell says to the scheduler, and what it is answered: two tagged unions, decoded strictly.
+"""The messages between a user's shell and the scheduler: requests and answers, decoded strictly.
 
-A request is two frames, the protocol's version and the body (msgpack); so is the answer. Every request gets
-one answer; that to ``Wait`` and ``Down`` comes when what they wait for has happened.
+A request is two frames, the protocol's version and the body (msgpack). So is the answer. Every request gets
+one answer. ``Wait``, ``Admission`` and ``Down`` are answered when the event that they wait for has happened.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Verb(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Submit(JobRequest, tag="submit", frozen=True, kw_only=True):
-    """Start a job when its turn comes.
+    """A request to start a job when its turn comes.
 
     Attributes
     ----------
     stem
-        What its id begins with if it has no ``name``; a number is added that makes it unique.
+        The beginning of the job's id if it has no ``name``. A number is added to make the id unique.
     argv
-        The command, which is started in ``directory`` with ``environ``; no shell is involved.
+        The command, which is started in ``directory`` with ``environ``, without a shell.
     relaunch
-        Its command starts as many ranks as it is told; it is started anew for another number of devices.
+        True if the command is told how many ranks to start, and is started again when that number changes.
     """
 
     stem: JobName
@@ -48,63 +48,66 @@ class Submit(JobRequest, tag="submit", frozen=True, kw_only=True):
 
 
 class Status(Verb, tag="status", frozen=True):
-    """What is there and how it stands; of the jobs, some at a time, those that follow the first ``after``."""
+    """A request for the scheduler's state, with a part of the jobs: those behind the first ``after``."""
 
     after: Count = 0
 
 
 class Wait(Verb, tag="wait", frozen=True):
-    """Answer when the job has ended; to be asked again every two seconds, as who has gone is forgotten."""
+    """A request to be answered when the job has ended.
+
+    It has to be repeated every two seconds: the scheduler forgets clients that are silent.
+    """
 
     job: JobName
 
 
 class Admission(Verb, tag="admission", frozen=True):
-    """Answer when it is decided whether the job's deadline is guaranteed: ``Done``, if refused ``Failed``."""
+    """A request to be told, once decided, if the job's deadline is guaranteed: ``Done``, else ``Failed``."""
 
     job: JobName
 
 
 class Cancel(Verb, tag="cancel", frozen=True):
-    """End the job."""
+    """A request to end the job."""
 
     job: JobName
 
 
 class Suspend(Verb, tag="suspend", frozen=True):
-    """Keep the job off the devices until ``Resume``."""
+    """A request to keep the job off the devices until ``Resume``."""
 
     job: JobName
 
 
 class Resume(Verb, tag="resume", frozen=True):
-    """Let a suspended job take part again."""
+    """A request to let a suspended job have devices again."""
 
     job: JobName
 
 
 class Migrate(Verb, tag="migrate", frozen=True):
-    """Run the job on ``devices`` (names, rank order), now or when its turn comes."""
+    """A request to run the job on ``devices`` (names in rank order), now or when its turn comes."""
 
     job: JobName
     devices: tuple[Label, ...]
 
 
 class Weight(Verb, tag="weight", frozen=True):
-    """Give the job another weight."""
+    """A request to change the job's weight."""
 
     job: JobName
     weight: WeightValue
 
 
 class Logs(Verb, tag="logs", frozen=True):
-    """Where the job's output is."""
+    """A request for the paths of the job's output."""
 
     job: JobName
 
 
 class ReadLog(Verb, tag="read_log", frozen=True):
-    """The job's output from byte ``offset`` on, or (``err``) what it wrote to stderr; some at a time."""
+    """A request for a part of the job's stdout, or of its stderr (``err``), from byte ``offset`` on."""
 
     job: JobName
     err: bool = False
@@ -112,19 +115,19 @@ class ReadLog(Verb, tag="read_log", frozen=True):
 
 
 class Events(Verb, tag="events", frozen=True):
-    """What happened after event ``after`` (0: from the beginning), the oldest first, some at a time."""
+    """A request for a part of the events after number ``after`` (0: from the beginning), oldest first."""
 
     after: Count = 0
 
 
 class Down(Verb, tag="down", frozen=True):
-    """Take no more jobs, cancel those there are (``drain``: let them finish), then leave."""
+    """A request to accept no more jobs, cancel all (``drain``: let them finish), and end the scheduler."""
 
     drain: bool = False
 
 
 class SliceInfo(Verb, frozen=True):
-    """Devices a job had, from one moment of the scheduler's clock to another (``None``: still)."""
+    """The devices that a job had, and from when to when by the scheduler's clock (``None``: still)."""
 
     devices: tuple[str, ...]
     since_s: float
@@ -132,7 +135,7 @@ class SliceInfo(Verb, frozen=True):
 
 
 class JobInfo(Verb, frozen=True):
-    """One job, as ``ps --json`` prints it; the keys are documented in docs/json.md and stay."""
+    """One job, as ``ps --json`` prints it. The keys are documented in docs/json.md and do not change."""
 
     id: str
     state: str
@@ -191,7 +194,7 @@ class JobInfo(Verb, frozen=True):
 
     @property
     def ended(self) -> bool:
-        """Whether it succeeded, failed or was cancelled."""
+        """True if the job succeeded, failed or was cancelled."""
         return self.state in ("succeeded", "failed", "cancelled")
 
 
@@ -203,13 +206,13 @@ class DeviceInfo(Verb, frozen=True):
 
 
 class Accepted(Verb, tag="accepted", frozen=True):
-    """The job has been accepted under this id."""
+    """The answer that the job has been accepted under this id."""
 
     job: str
 
 
 class SchedulerStatus(Verb, tag="standing", frozen=True):
-    """The scheduler, its devices and jobs, in order of submission; ``job_count`` is that of all."""
+    """The scheduler, its devices and a part of its jobs, in order of submission, of ``job_count`` in all."""
 
     pid: int
     policy: str
@@ -221,13 +224,13 @@ class SchedulerStatus(Verb, tag="standing", frozen=True):
 
 
 class Ended(Verb, tag="ended", frozen=True):
-    """The job has ended, and nothing of it is left on a device."""
+    """The answer that the job has ended, and nothing of it is left on a device."""
 
     job: JobInfo
 
 
 class EventInfo(Verb, frozen=True):
-    """One entry of the journal, as ``events --json`` prints it; documented in docs/json.md."""
+    """One entry of the journal, as ``events --json`` prints it (docs/json.md)."""
 
     number: int
     at_s: float
@@ -239,31 +242,31 @@ class EventInfo(Verb, frozen=True):
 
 
 class History(Verb, tag="history", frozen=True):
-    """Events, and the number to ask on from: if that is what was asked from, these are all."""
+    """Events, and the number to ask from next. If it is the number that was asked from, there are no more."""
 
     events: tuple[EventInfo, ...]
     after: int
 
 
 class LogFiles(Verb, tag="log_files", frozen=True):
-    """The job's output, as paths."""
+    """The paths of the job's stdout and stderr."""
 
     out: str
     err: str
 
 
 class LogPart(Verb, tag="log_part", frozen=True):
-    """Part of the job's output; empty at what is its end for now."""
+    """A part of the job's output; empty at its present end."""
 
     data: bytes
 
 
 class Done(Verb, tag="done", frozen=True):
-    """It has been done."""
+    """The answer that the request has been carried out."""
 
 
 class Failed(Verb, tag="failed", frozen=True):
-    """It has not been done, nothing was changed; ``exit_code`` is for the command line."""
+    """The answer that the request failed and changed nothing. The command line exits with ``exit_code``."""
 
     error: str
     remedy: str
@@ -293,17 +296,17 @@ _answers = msgspec.msgpack.Decoder(Answer)
 
 
 def encode(message: Request | Answer) -> list[bytes]:
-    """The frames of ``message``."""
+    """Return the two frames of ``message``."""
     return [VERSION, _encoder.encode(message)]
 
 
 def decode_request(frames: list[bytes]) -> Request:
-    """Decode what a client sent; ``RemoteProtocolError`` for anything but a request of our version."""
+    """Return the request in a client's frames. Raise ``RemoteProtocolError`` if they hold none."""
     return cast(Request, decode_frame(_requests, _body(frames), "a request"))
 
 
 def decode_answer(frames: list[bytes]) -> Answer:
-    """Decode what the scheduler answered; ``RemoteProtocolError`` for anything but an answer."""
+    """Return the answer in the scheduler's frames. Raise ``RemoteProtocolError`` if they hold none."""
     return cast(Answer, decode_frame(_answers, _body(frames), "an answer"))
 
 

@@ -1,3 +1,3 @@
-"""The version of gpuslice, for whoever reports or prints it."""
+"""The version of gpuslice."""
 
 __version__ = "0.1.0"

@@ -1,8 +1,8 @@
-"""Messages between a job's agents and the scheduler: small tagged structs, one union per direction.
+"""The messages between a job's agents and the scheduler: small tagged structs, one union per direction.
 
-Each message is one ZeroMQ frame of msgpack, at most ``MAX_MESSAGE_BYTES``. ``decode_*`` is the edge:
-whatever is not exactly one of the messages, each value within its range (``types``), becomes a
-``RemoteProtocolError``, and nothing behind the edge ever sees it. Tensors never ride this socket.
+Each message is one ZeroMQ frame of msgpack, at most ``MAX_MESSAGE_BYTES``. ``decode_*`` raises
+``RemoteProtocolError`` for all bytes that are not exactly one of the messages, with each value within its
+range (``types``). Tensors are never sent over this socket.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpuslice.types import (
 
 PROTOCOL_VERSION = 4
 MAX_MESSAGE_BYTES = 1 << 20
-#: What msgspec raises for bytes that are not what they should be; text that is not UTF-8 has its own error.
+#: Errors that msgspec raises for bytes that are no valid message. Text that is not UTF-8 has its own error.
 NOT_A_VALUE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -38,10 +38,10 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
-    """A rank's first words on every connection; a scheduler that was started again learns where it stands.
+    """A rank's first message on every connection. It tells a restarted scheduler the rank's state.
 
-    ``boundary`` and ``epoch`` are 0 in a fresh process; ``parked``: it holds still.
-    ``replaces``: the process that has been this rank so far, if this one trains in its place.
+    ``boundary`` and ``epoch`` are 0 in a fresh process. ``parked``: the rank waits for a lease.
+    ``replaces``: the process that has been this rank so far, if this process trains in its place.
     """
 
     version: Count
@@ -56,14 +56,14 @@ class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
 
 
 class Progress(Message, tag="progress", frozen=True, omit_defaults=True):
-    """Where a rank is: mini-batch boundaries passed, optimizer steps done. Also the heartbeat.
+    """A rank's progress: mini-batch boundaries passed, optimizer steps done. Also the heartbeat.
 
-    ``stuck``: where the script is, if it has passed no boundary for so long that it should be known.
-    ``loss``: the newest training loss that it reported, if any.
-    ``unleased``: memory that it holds on GPUs of which it has no lease. ``peak_bytes``: the most memory that
-    it has used on its device while it trained; 0 before its first steps, and where that is not known.
-    ``went_on_from``: the boundary of the snapshot of a former process that it has gone on from, if any.
-    ``samples``: how many the job, if it is elastic, has trained on, on all its ranks; 0: not known.
+    ``stuck``: where the script is, if it has passed no boundary for too long.
+    ``loss``: the newest training loss that the script reported, if any.
+    ``unleased``: memory that the rank holds on GPUs of which it has no lease. ``peak_bytes``: the most memory
+    that it has used on its device while it trained; 0 before its first steps, and where that is not known.
+    ``went_on_from``: the boundary of a former process's snapshot from which the rank has gone on, if any.
+    ``samples``: number of samples that all ranks of an elastic job have trained on; 0: not known.
     """
 
     epoch: Count
@@ -78,7 +78,7 @@ class Progress(Message, tag="progress", frozen=True, omit_defaults=True):
 
 
 class Profiled(Message, tag="profiled", frozen=True):
-    """What a job's optimizers train, told once they have made their first steps: tensors, their bytes."""
+    """The tensors that a job's optimizers train, and their bytes. Sent after the optimizers' first steps."""
 
     epoch: Count
     tensors: Count
@@ -87,12 +87,12 @@ class Profiled(Message, tag="profiled", frozen=True):
 
 
 class Suspended(Message, tag="suspended", frozen=True):
-    """State is in the RAM disk, device memory is free. ``stages_s`` holds seconds by stage name.
+    """A report that the state is in the RAM disk and device memory is free. ``stages_s``: seconds by stage.
 
-    ``tensors``: of how many storages it consists; ``route``: how the device was emptied; 0 and empty in
-    journals of older versions. ``bound``: why it can only resume on the device that it left; empty: on any.
-    ``restartable``: whether another process can go on from the snapshot. ``restartable_later``: whether, if
-    not, one can from that of a later boundary.
+    ``tensors``: number of storages in the state. ``route``: how the device was emptied. Journals of older
+    versions have 0 and an empty text. ``bound``: why the job can only resume on the device that it left;
+    empty if it can resume on any. ``restartable``: True if another process can go on from the snapshot.
+    ``restartable_later``: True if that is not so, but will be at a later boundary.
     """
 
     epoch: Count
@@ -108,7 +108,7 @@ class Suspended(Message, tag="suspended", frozen=True):
 
 
 class Resumed(Message, tag="resumed", frozen=True):
-    """State is on the device again and training goes on."""
+    """A report that the state is on the device again and training goes on."""
 
     epoch: Count
     boundary: Count
@@ -116,14 +116,14 @@ class Resumed(Message, tag="resumed", frozen=True):
 
 
 class Overshot(Message, tag="overshot", frozen=True):
-    """The rank had already passed ``stop_at``; answered from the I/O thread."""
+    """The answer to a Suspend that the rank has already passed ``stop_at`` or cannot park there."""
 
     epoch: Count
     boundary: Count
 
 
 class Refused(Message, tag="refused", frozen=True):
-    """A suspend or resume failed; the rank is as it was before (``running`` tells which)."""
+    """A report that a suspend (``running``) or a resume failed. The rank is as it was before."""
 
     epoch: Count
     boundary: Count
@@ -134,7 +134,7 @@ class Refused(Message, tag="refused", frozen=True):
 
 
 class Bye(Message, tag="bye", frozen=True):
-    """The script ended by itself; the process is about to exit."""
+    """A report that the script has ended by itself and the process is about to exit."""
 
     epoch: Count
     boundary: Count
@@ -142,13 +142,13 @@ class Bye(Message, tag="bye", frozen=True):
 
 
 class Welcome(Message, tag="welcome", frozen=True):
-    """Answer to Hello. The rank holds still until a Resume grants it a lease."""
+    """The answer to Hello. The rank waits until a Resume grants it a lease."""
 
     version: Count
 
 
 class Suspend(Message, tag="suspend", frozen=True, omit_defaults=True):
-    """Stop at boundary ``stop_at`` (or answer Overshot). A larger ``stop_at`` replaces a smaller one.
+    """An order to stop at boundary ``stop_at`` or answer Overshot. A larger ``stop_at`` replaces a smaller.
 
     ``ending``: the job is told to end, so the stop is called off until its script has saved.
     """
@@ -159,9 +159,10 @@ class Suspend(Message, tag="suspend", frozen=True, omit_defaults=True):
 
 
 class Resume(Message, tag="resume", frozen=True, omit_defaults=True):
-    """A new lease: bring the state back to ``device`` and go on.
+    """A new lease: an order to bring the state back to ``device`` and go on.
 
-    ``width``: of an elastic job, how many ranks train, the first ones; ``world``: the epoch since when these.
+    ``width``: how many ranks of an elastic job train; they are the first ones. ``world``: the epoch since
+    which these ranks train.
     """
 
     epoch: Count
@@ -171,44 +172,44 @@ class Resume(Message, tag="resume", frozen=True, omit_defaults=True):
 
 
 class Dismiss(Message, tag="dismiss", frozen=True):
-    """The job is through without you, a rank that waits: end well."""
+    """An order to a rank that waits to end as a success: the job has ended without it."""
 
     epoch: Count
 
 
 class Withdraw(Message, tag="withdraw", frozen=True):
-    """Answer Withdrawn if you have nothing on the device; you are no rank then, until you train."""
+    """An order to give the lease up and answer Withdrawn, if the process has nothing on the device."""
 
     epoch: Count
 
 
 class Withdrawn(Message, tag="withdrawn", frozen=True):
-    """The process has nothing on its device, and will say Hello before that changes."""
+    """The answer that the process has nothing on its device, and will say Hello before that changes."""
 
     epoch: Count
 
 
 class Queued(Message, tag="queued", frozen=True):
-    """Process ``behind`` of the job is this rank: hold still until that has ended."""
+    """An order to wait until process ``behind`` of the job, which is this rank, has ended."""
 
     behind: Pid
 
 
 class Beside(Message, tag="beside", frozen=True):
-    """Process ``behind`` of the job is this rank and trains: run on beside it, without orders of your own."""
+    """An order to run without a lease: process ``behind`` of the job is this rank and trains."""
 
     behind: Pid
 
 
 class Rejected(Message, tag="rejected", frozen=True):
-    """Your last message was not accepted, and why. Nothing was changed by it."""
+    """The answer that the last message was not accepted, and why. The message changed nothing."""
 
     error: Text
     remedy: Text
 
 
 class Replaced(Message, tag="replaced", frozen=True):
-    """Another process of the job is this rank now: say nothing more, and expect no orders."""
+    """An order to send nothing more and expect no orders: another process of the job is this rank now."""
 
 
 FromAgent = Hello | Progress | Profiled | Suspended | Resumed | Overshot | Refused | Withdrawn | Bye
@@ -222,7 +223,7 @@ _M = TypeVar("_M")
 
 
 def encode(message: FromAgent | ToAgent) -> bytes:
-    """Encode one message.
+    """Return the frame of one message.
 
     Raises
     ------
@@ -236,12 +237,12 @@ def encode(message: FromAgent | ToAgent) -> bytes:
 
 
 def decode_from_agent(frame: bytes) -> FromAgent:
-    """Decode what an agent sent; raises ``RemoteProtocolError`` for anything but a valid message."""
+    """Return the message in an agent's frame. Raise ``RemoteProtocolError`` if it holds no valid one."""
     return cast(FromAgent, _decode(_from_agent, frame))
 
 
 def decode_to_agent(frame: bytes) -> ToAgent:
-    """Decode what the scheduler sent; raises ``RemoteProtocolError`` for anything but a valid message."""
+    """Return the message in a scheduler's frame. Raise ``RemoteProtocolError`` if it holds no valid one."""
     return cast(ToAgent, _decode(_to_agent, frame))
 
 
@@ -252,7 +253,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[_M], frame: bytes) -> _M:
 
 
 def decode_frame(decoder: msgspec.msgpack.Decoder[_M], frame: bytes, what: str) -> _M:
-    """Decode one frame, ``what`` with its article; raises ``RemoteProtocolError`` if it is no such thing."""
+    """Return the value in one frame. Raise ``RemoteProtocolError``, naming ``what``, if it holds none."""
     try:
         return decoder.decode(frame)
     except NOT_A_VALUE as error:
