@@ -1,15 +1,15 @@
-"""Pauses between tries of what has failed: each is twice as long as the one before, up to a bound."""
+"""Pauses between tries of what has failed. Each is twice as long as the one before, up to a bound."""
 
 from __future__ import annotations
 
 import msgspec
 
-#: Beyond that, doubling a pause once more makes no difference, until it is no number any more.
+#: Further doublings of a pause make no difference, and would overflow in the end.
 _MOST_DOUBLINGS = 30
 
 
 class BackOff(msgspec.Struct):
-    """When something that failed is to be tried again.
+    """The pauses between tries of something that has failed.
 
     Attributes
     ----------

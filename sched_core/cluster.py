@@ -1,4 +1,4 @@
-"""What there is to give away: devices numbered 0..N-1, grouped in racks, nodes and sockets."""
+"""The devices of a cluster, numbered 0..N-1 and grouped in racks, nodes and sockets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = 10_000_000
 
 
 class Extent(NamedTuple):
-    """How many racks, nodes and sockets some devices lie on; the smaller, the closer they are."""
+    """The numbers of racks, nodes and sockets that some devices lie on. Small numbers mean close devices."""
 
     racks: int
     nodes: int
@@ -24,25 +24,25 @@ class Extent(NamedTuple):
 
 
 class Cluster:
-    """Racks of nodes and their devices. Devices are numbered through, node after node.
+    """The racks, the nodes and their devices. Devices are numbered through, node after node.
 
     Parameters
     ----------
     node_sizes
-        Devices of each node.
+        The number of devices of each node.
     rack_sizes
-        Nodes of each rack, in the order of the nodes; all nodes are in one rack if not given.
+        The number of nodes of each rack, in the order of the nodes. If not given, all are in one rack.
     socket_sizes
-        Devices of each socket, node after node; every node is one socket if not given.
+        The number of devices of each socket, node after node. If not given, every node is one socket.
 
     Attributes
     ----------
     size
-        How many devices can be had.
+        The number of devices that can be had.
     node_of
-        The node of each device, also of those that cannot be had (``without``).
+        The node of each device, also of devices that cannot be had (``without``).
     even
-        Whether all nodes of which devices can be had have as many.
+        True if all nodes of which devices can be had have equally many.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Cluster:
         self._measure()
 
     def _measure(self) -> None:
-        """Note how many devices the racks, nodes and sockets have, the largest first."""
+        """Set ``even``, and how many devices the largest racks, nodes and sockets have together."""
         self.even = len({*self.node_sizes} - {0}) == 1
         of_racks = [sum(self.node_sizes[a:b]) for a, b in pairwise(self._first_node_of)]
         self._largest_first = [
@@ -83,7 +83,7 @@ class Cluster:
 
     @classmethod
     def parse(cls, text: str) -> Cluster:
-        """Read ``4x8`` (4 nodes of 8 devices), ``2x4x8`` (2 racks of them) or a sum such as ``2x8+1x4``.
+        """Return the cluster written as ``4x8`` (4 nodes of 8), ``2x4x8`` (2 racks of these) or ``2x8+1x4``.
 
         ``4x8/2`` are nodes of 2 sockets. Terms without racks that follow each other are one rack.
 
@@ -122,7 +122,7 @@ class Cluster:
 
     @classmethod
     def one_node(cls, devices: int, sockets: int = 1) -> Cluster:
-        """A node whose devices lie on ``sockets`` sockets, in equal parts and in their order.
+        """Return a cluster of one node, whose devices lie on ``sockets`` sockets in equal parts, in order.
 
         Raises
         ------
@@ -137,32 +137,32 @@ class Cluster:
         return cls([devices], socket_sizes=[devices // sockets] * sockets)
 
     def nodes(self, devices: Iterable[int]) -> set[int]:
-        """The nodes that ``devices`` lie on."""
+        """Return the nodes that ``devices`` lie on."""
         return {self.node_of[device] for device in devices}
 
     def extent(self, devices: Iterable[int]) -> Extent:
-        """How far apart ``devices`` lie."""
+        """Return how many racks, nodes and sockets ``devices`` lie on."""
         devices = tuple(devices)
         nodes = self.nodes(devices)
         racks = {self.rack_of[node] for node in nodes}
         return Extent(len(racks), len(nodes), len({self.socket_of[device] for device in devices}))
 
     def closest(self, count: int) -> Extent:
-        """The least extent of ``count`` devices of this cluster if it were empty."""
+        """Return the least extent that ``count`` devices of this cluster have if it is empty."""
         return Extent(*(_fewest(count, sizes) for sizes in self._largest_first))
 
     def on(self, node: int) -> range:
-        """The devices of ``node``."""
+        """Return the devices of ``node``."""
         return range(self._first_of[node], self._first_of[node] + self.node_sizes[node])
 
     def in_rack(self, rack: int) -> range:
-        """The nodes of ``rack``."""
+        """Return the nodes of ``rack``."""
         return range(self._first_node_of[rack], self._first_node_of[rack + 1])
 
     def without(self, nodes: Container[int]) -> Cluster:
-        """The same cluster, in which no device of ``nodes`` can be had: these are empty.
+        """Return the same cluster, in which no device of ``nodes`` can be had.
 
-        Everything keeps its number.
+        These nodes are empty. Everything keeps its number.
         """
         less = copy.copy(self)
         less.node_sizes = tuple(0 if node in nodes else size for node, size in enumerate(self.node_sizes))
@@ -176,11 +176,11 @@ class Cluster:
         return less
 
     def local_of(self, device: int) -> int:
-        """Position of ``device`` on its node."""
+        """Return the position of ``device`` on its node."""
         return device - self._first_of[self.node_of[device]]
 
     def __str__(self) -> str:
-        """As ``parse`` reads it, but for nodes of which nothing can be had."""
+        """Return the cluster as ``parse`` reads it, without nodes of which no device can be had."""
         racks: list[str] = []
         first = 0
         for size in self.rack_sizes:
@@ -194,20 +194,24 @@ class Cluster:
         return "+".join(rack if "+" in rack else f"{count}x{rack}" for rack, count in runs)
 
     def _written(self, node: int) -> str:
-        """Devices of ``node``, and its sockets if it has several."""
+        """Return the number of devices of ``node``, and of its sockets if it has several, as text."""
         sockets = len({self.socket_of[device] for device in self.on(node)})
         return f"{self.node_sizes[node]}/{sockets}" if sockets > 1 else str(self.node_sizes[node])
 
 
 def _fewest(count: int, sums: Sequence[int]) -> int:
-    """Of how many groups ``count`` devices need at least; ``sums`` are those of the largest groups."""
+    """Return the least number of groups that hold ``count`` devices.
+
+    ``sums`` has the sizes of the largest group, of the two largest together, and so on.
+    """
     return bisect_left(sums, count) + 1
 
 
 class FreeDevices:
-    """The devices nobody holds, findable by node and by how many a node has left.
+    """The devices that no job holds, by node and by how many a node has left.
 
-    A placement reads it; whoever keeps it calls ``take`` and ``give``. Both cost a few operations per device.
+    A placement reads them. The owner of this object calls ``take`` and ``give``, which cost a few operations
+    per device.
 
     Attributes
     ----------
@@ -232,7 +236,7 @@ class FreeDevices:
 
     @classmethod
     def besides(cls, cluster: Cluster, held: Container[int]) -> FreeDevices:
-        """All devices but those that are ``held``."""
+        """Return all devices of ``cluster`` except those that are ``held``."""
         made = object.__new__(cls)
         nodes = range(len(cluster.node_sizes))
         made._be(cluster, [[device for device in cluster.on(node) if device not in held] for node in nodes])
@@ -246,7 +250,7 @@ class FreeDevices:
             self.nodes_with[len(free)].append(node)
 
     def has(self, devices: Iterable[int]) -> bool:
-        """Whether all of ``devices`` are free; devices that this cluster does not have are not."""
+        """Return True if all of ``devices`` are free. Devices that the cluster does not have are not free."""
         node_of = self.cluster.node_of
         return all(device < len(node_of) and device in self.on_node[node_of[device]] for device in devices)
 
@@ -261,7 +265,7 @@ class FreeDevices:
         self.total += len(devices)
 
     def _change(self, devices: Sequence[int], change: Callable[[list[int], int], None]) -> None:
-        """Change what is free, node by node."""
+        """Change the free devices node by node: call ``change`` for each of ``devices``."""
         node_of, node = self.cluster.node_of, -1
         free: list[int] = []
         count = 0
@@ -275,7 +279,7 @@ class FreeDevices:
         self._move(node, count, len(free))
 
     def copy(self) -> FreeDevices:
-        """An independent copy, to try things on."""
+        """Return an independent copy, to try changes on."""
         twin = object.__new__(FreeDevices)
         twin.cluster, twin.total = self.cluster, self.total
         twin.on_node = [list(free) for free in self.on_node]

@@ -1,9 +1,10 @@
 """How much slower jobs run beside each other, and whether sharing a device pays: estimates from live slices.
 
 Pure functions of samples that were taken while the same jobs ran alone and together, alternately. Rates are
-compared by their logarithms, so a slow-down is a difference of means, with Welch's interval. A sample of few
-steps is not sharper than the step it may be off by. What is known from elsewhere, a prior, is weighed by its
-error against the samples, which need to be fewer then; if the two contradict each other, the samples count.
+compared by their logarithms, so a slow-down is a difference of means, with Welch's interval. The steps of a
+sample may be miscounted by one, so a sample of few steps counts as less exact. What is known from elsewhere,
+a prior, is weighed against the samples by its error. Fewer samples are needed then. If the prior and the
+samples contradict each other, only the samples count.
 """
 
 from __future__ import annotations
@@ -16,33 +17,33 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-#: Of every interval: high, because a decision is made at the first interval that allows one.
+#: The confidence of every interval: high, because a decision is made at the first interval that allows one.
 CONFIDENCE = 0.99
-#: Samples of each kind before anything is said, and after which the means decide.
+#: The number of samples of each kind before anything is said, and the number after which the means decide.
 LEAST = 3
 MOST = 12
-#: The first, of jobs with a prior; and by how many standard errors that may differ from the samples.
+#: The same as ``LEAST`` for jobs with a prior, and the standard errors by which that may differ from samples.
 LEAST_WITH_PRIOR = 2
 _CONTRADICTION = 3.0
-#: Time-slicing makes 1. Packing has to be worth its trouble, and is given up only if it is worse than that.
+#: Time-slicing makes a total of 1. Jobs are packed above ``WORTH``; packed jobs are parted below ``WORSE``.
 WORTH = 1.1
 WORSE = 1.0
 
 
 class Sample(NamedTuple):
-    """Optimizer steps made in some seconds of one kind of slice."""
+    """The optimizer steps made in some seconds of one kind of slice, alone or together."""
 
     steps: int
     seconds: float
 
     @property
     def rate(self) -> float:
-        """Steps per second."""
+        """The steps per second."""
         return self.steps / self.seconds
 
 
 class Interval(NamedTuple):
-    """An estimate and between what it lies, with ``CONFIDENCE``."""
+    """An estimate, and the bounds between which it lies with ``CONFIDENCE``."""
 
     mean: float
     low: float
@@ -50,12 +51,12 @@ class Interval(NamedTuple):
 
 
 class Prior(msgspec.Struct, frozen=True):
-    """What is known from elsewhere of a job beside another: its rate there by its rate alone.
+    """A job's rate beside another job divided by its rate alone, as known from elsewhere.
 
     Attributes
     ----------
     log, error
-        The logarithm of that, and its standard error.
+        The logarithm of the quotient, and its standard error.
     """
 
     log: float
@@ -63,23 +64,23 @@ class Prior(msgspec.Struct, frozen=True):
 
 
 class Verdict(Enum):
-    """What to do with a set of jobs."""
+    """What to do with a set of jobs: let them share a device, or take turns."""
 
     PACK = "pack"
     SLICE = "slice"
 
 
 class Judgement(NamedTuple):
-    """What sharing does to a set.
+    """What sharing a device does to a set of jobs.
 
     Attributes
     ----------
     slowdowns
-        Of each member: rate alone / rate together.
+        Rate alone / rate together, of each member.
     total
         Work of all together in units of one device: the sum of rates together / alone. Slicing makes 1.
     verdict
-        ``None``: the intervals do not decide yet.
+        What to do. None: the intervals do not decide yet.
     """
 
     slowdowns: tuple[Interval, ...]
@@ -88,7 +89,7 @@ class Judgement(NamedTuple):
 
 
 class _Ratio(NamedTuple):
-    """Of a member: the logarithm of its normalized throughput, with its standard error."""
+    """The logarithm of a member's normalized throughput, with its standard error and degrees of freedom."""
 
     log: float
     error: float
@@ -103,7 +104,7 @@ class _Ratio(NamedTuple):
 def slowdown(
     alone: Sequence[Sample], together: Sequence[Sample], prior: Prior | None = None
 ) -> Interval | None:
-    """How many times as long steps take beside the others; ``None`` with too few samples."""
+    """Return how many times as long steps take beside the others. Return None with too few samples."""
     ratio = _known(alone, together, prior)
     return None if ratio is None else ratio.interval(-1)
 
@@ -115,22 +116,22 @@ def judge(
     packed: bool = False,
     worth: float = WORTH,
 ) -> Judgement | None:
-    """Whether the members of a set should share a device.
+    """Return what sharing a device does to the ``members`` of a set, and whether they should share it.
 
     Parameters
     ----------
     members
-        Samples of each alone and together.
+        The samples of each member, alone and together.
     priors
-        What is known from elsewhere of each, if anything is.
+        What is known of each member from elsewhere, if anything is.
     packed
-        Whether they are known to do well together: then what is still undecided leaves it so (hysteresis).
+        True if they are known to do well together. Then they stay packed while it is undecided (hysteresis).
     worth
-        What the total has to be above.
+        The total above which packing pays.
 
     Returns
     -------
-    ``None`` before there are ``LEAST`` samples of everything, or ``LEAST_WITH_PRIOR``.
+    The judgement. None before there are ``LEAST`` samples of everything, or ``LEAST_WITH_PRIOR``.
     """
     known = priors or [None] * len(members)
     found = [_known(*samples, prior) for samples, prior in zip(members, known, strict=True)]
@@ -147,12 +148,12 @@ def judge(
 
 
 def judge_exact(normalized: Sequence[float], *, worth: float = WORTH) -> Judgement:
-    """The same where rates are not measured but known, as those of a model are.
+    """Return the judgement of a set whose rates are known and not measured, as those of a model are.
 
     Parameters
     ----------
     normalized
-        Of each member: rate together / rate alone.
+        Rate together / rate alone, of each member.
     """
     total = sum(normalized)
     slowdowns = [1 / value if value else inf for value in normalized]
@@ -164,7 +165,7 @@ def judge_exact(normalized: Sequence[float], *, worth: float = WORTH) -> Judgeme
 
 
 def _total(ratios: Sequence[_Ratio]) -> Interval:
-    """The members' normalized throughputs together; errors may go together, so they are added as they are."""
+    """Return the sum of the normalized throughputs. Errors may go together, so they are added as they are."""
     shares = [exp(ratio.log) for ratio in ratios]
     reach = sum(
         share * _quantile(ratio.freedom) * ratio.error for share, ratio in zip(shares, ratios, strict=True)
@@ -173,7 +174,7 @@ def _total(ratios: Sequence[_Ratio]) -> Interval:
 
 
 def _verdict(total: Interval, worth: float, *, packed: bool, enough: bool) -> Verdict | None:
-    """The one place where it is decided, live and in simulations."""
+    """Return the verdict on a set with this total. Sets are judged only here, live and in simulations."""
     if packed:
         return Verdict.SLICE if total.high < WORSE else None
     if total.low > worth:
@@ -186,7 +187,7 @@ def _verdict(total: Interval, worth: float, *, packed: bool, enough: bool) -> Ve
 
 
 def _known(alone: Sequence[Sample], together: Sequence[Sample], prior: Prior | None) -> _Ratio | None:
-    """What samples and prior say together; ``None`` with too few samples."""
+    """Return what the samples and the prior of a member say together. Return None with too few samples."""
     count = min(len(alone), len(together))
     if count < (LEAST if prior is None else LEAST_WITH_PRIOR):
         return None
@@ -195,7 +196,7 @@ def _known(alone: Sequence[Sample], together: Sequence[Sample], prior: Prior | N
         return ratio
     if abs(ratio.log - prior.log) > _CONTRADICTION * hypot(prior.error, ratio.error):
         return ratio if count >= LEAST else None
-    # Few samples hardly tell their own error: what counts is how wide Student makes their interval.
+    # Few samples hardly tell their own error, so the width of Student's interval counts.
     own = ratio.error * _quantile(ratio.freedom) / _quantile(inf)
     share = prior.error**2 / (prior.error**2 + own**2)  # of the samples: by the inverse of the variance
     error = prior.error * own / hypot(prior.error, own)
@@ -203,7 +204,7 @@ def _known(alone: Sequence[Sample], together: Sequence[Sample], prior: Prior | N
 
 
 def _ratio(alone: Sequence[Sample], together: Sequence[Sample]) -> _Ratio:
-    """Welch's comparison of two means of logarithms."""
+    """Return Welch's comparison of two means: the logarithms of the rates together, less those alone."""
     (before, before_error, n), (after, after_error, m) = _mean_log(alone), _mean_log(together)
     square = before_error**2 + after_error**2
     freedom = square**2 / (before_error**4 / (n - 1) + after_error**4 / (m - 1))
@@ -218,6 +219,6 @@ def _mean_log(samples: Sequence[Sample]) -> tuple[float, float, int]:
 
 
 def _quantile(freedom: float) -> float:
-    from scipy import stats  # late: half a second that only whoever packs has to spend
+    from scipy import stats  # imported late: it takes half a second, which only a policy that packs needs
 
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))

@@ -7,7 +7,7 @@ from math import inf
 from gpuslice.job_request import JobRequest
 from gpuslice.types import ByteCount, Count, JobName, Moment, Seconds, Text
 
-#: A job has so long to save a checkpoint when it is told to end, unless it was submitted with another time.
+#: Seconds that a job has to save a checkpoint when it is told to end, unless it was submitted with others.
 GRACE_S = 30.0
 
 
@@ -23,11 +23,11 @@ class JobSpec(JobRequest, frozen=True, kw_only=True):
     submit_s
         When it arrived.
     model
-        What jobs that behave alike have in common.
+        The name that jobs which behave alike have in common.
     least_devices
-        Down to how many devices an elastic job may shrink; 0: ``devices``.
+        The least devices that an elastic job may shrink to; 0: ``devices``.
     relaunch
-        Whether its command, which starts as many ranks as it is told, is started anew for that.
+        True if its command starts as many ranks as it is told, and is started anew for another number.
     deadlines
         ``(seconds after submission, value)`` pairs, earliest first: one pair is a hard deadline, several a
         soft one, none means best effort.
@@ -36,9 +36,9 @@ class JobSpec(JobRequest, frozen=True, kw_only=True):
     steps
         How many optimizer steps it has, as far as is known; after ``max_steps`` it ends.
     trial_batches
-        It first runs for so many mini-batches, ahead of every queue (``trials``); 0: no trial.
+        The mini-batches of its trial, in which it runs ahead of every queue (``trials``); 0: no trial.
     grace_s
-        How long its processes may take to end when they are asked to; 0: they are not asked.
+        How long its processes may take to end when they are asked to; 0: they are killed unasked.
     cpus, host_memory_bytes
         What the whole job needs of the hosts, for multi-resource policies; 0: not stated.
     """
@@ -62,12 +62,12 @@ class JobSpec(JobRequest, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> int:
-        """How many processes it has: as many as it may have devices."""
+        """The number of its processes: as many as it may have devices."""
         return max(self.devices, self.most_devices)
 
     @property
     def joined(self) -> bool:
-        """True if it is elastic, and its ranks are there from the beginning and come and go by themselves."""
+        """True if it is elastic and its ranks are there from the beginning, and come and go by themselves."""
         return self.elastic and not self.relaunch
 
     @property
@@ -77,37 +77,37 @@ class JobSpec(JobRequest, frozen=True, kw_only=True):
 
     @property
     def last_deadline_s(self) -> float | None:
-        """Its last deadline, in seconds after submission. None if it may end whenever it likes."""
+        """Its last deadline, in seconds after submission. None if it has no deadline."""
         return self.deadlines[-1][0] if self.deadlines else None
 
     @property
     def due_s(self) -> float:
-        """When its last deadline is; infinite without one."""
+        """The moment of its last deadline; infinite without one."""
         return self.submit_s + self.deadlines[-1][0] if self.deadlines else inf
 
 
 class Job:
-    """A job that has arrived and is not finished. Only the shell that owns it writes; policies read.
+    """A job that has arrived and is not finished. Only the shell that owns it writes to it; policies read it.
 
     Attributes
     ----------
     spec
         What was asked for. ``id`` and ``demand`` are repeated here because policies read them all the time.
     least, most
-        Of how many devices it may have, besides ``demand``; both are ``demand`` unless it is elastic.
+        The least and the most devices that it may have; both are ``demand`` unless it is elastic.
     within
-        Of one of these nodes must be all of its devices; empty if it may have any. Where processes cannot be
-        on two nodes, the live core says so of elastic jobs.
+        Nodes of which one must have all of its devices; empty if it may have any. The live core sets this for
+        elastic jobs where processes cannot be on two nodes.
     number
         Order of arrival, from 0.
     placement
-        The devices it holds, rank order; once suspended or finished, those it held last.
+        The devices it holds, rank order; once suspended or finished, the devices it held last.
     epoch
         Counts its leases: 0 before the first.
     running
-        Whether it holds ``placement`` now (a job being brought back counts as running).
+        True if it holds ``placement`` now (a job being brought back counts as running).
     since_s
-        Running: when this run starts to make progress. Waiting: since when it waits.
+        While it runs: when this run starts to make progress. While it waits: since when it waits.
     executed_s
         Time spent making progress in earlier runs.
     service_s
@@ -121,11 +121,11 @@ class Job:
     preemptions, migrations
         How often it was suspended for others, and moved.
     skew
-        Of its model: as its owner stated it, else as measured after its first steps; ``None``: not known.
+        The skew of its model: as its owner stated it, else as measured after its first steps. None: unknown.
     peak_bytes
         The most memory that it was seen to use on a device while it trained; 0: not measured.
     guaranteed
-        Whether the policy has guaranteed its deadline; ``None``: not decided, or no policy of that kind.
+        True if the policy has guaranteed its deadline. None: not decided, or no policy of that kind.
     """
 
     __slots__ = (
@@ -177,37 +177,37 @@ class Job:
 
     @property
     def kind(self) -> str:
-        """What jobs that behave alike have in common: the model; of a job without one, its name."""
+        """The name that jobs which behave alike share: the model, or the job's name if it has no model."""
         return self.spec.model or self.id
 
     def may_be_on(self, nodes: set[int]) -> bool:
-        """Whether it may have devices of all of ``nodes`` together."""
+        """Return True if it may have devices of all of ``nodes`` together."""
         return not self.within or (len(nodes) == 1 and nodes.issubset(self.within))
 
     def executed_at(self, now_s: float) -> float:
-        """Time it has made progress for, up to ``now_s``."""
+        """Return the seconds in which it has made progress, up to ``now_s``."""
         if self.running and now_s > self.since_s:
             return self.executed_s + (now_s - self.since_s)
         return self.executed_s
 
     def service_at(self, now_s: float) -> float:
-        """Attained service up to ``now_s``: devices times time, in device-seconds."""
+        """Return its attained service up to ``now_s``: devices times time, in device-seconds."""
         if self.running and now_s > self.since_s:
             return self.service_s + (now_s - self.since_s) * len(self.placement)
         return self.service_s
 
     def progress_at(self, now_s: float) -> float:
-        """Work done up to ``now_s``, in seconds of a dedicated run."""
+        """Return the work that it has done up to ``now_s``, in seconds of a dedicated run."""
         if self.running and now_s > self.since_s:
             return self.progress_s + (now_s - self.since_s) * self.rate
         return self.progress_s
 
     def waited_at(self, now_s: float) -> float:
-        """How long it has been waiting since it last ran or arrived; 0 while it runs."""
+        """Return the seconds that it has waited since it last ran or arrived. Return 0 while it runs."""
         return 0.0 if self.running else now_s - self.since_s
 
     def settle(self, now_s: float) -> None:
-        """Book the present run's progress up to ``now_s``; the run goes on (for the shells)."""
+        """Add the present run up to ``now_s`` to the sums. The run goes on. Called only by the shells."""
         if self.running and now_s > self.since_s:
             elapsed_s = now_s - self.since_s
             self.executed_s += elapsed_s

@@ -1,4 +1,4 @@
-"""What a policy can be told of jobs: running times, losses, throughput; and that nothing is known of them."""
+"""What a policy can be told of jobs: running times, losses and throughput, each also as "not known"."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from .job import Job
 
 
 class Knowledge(Protocol):
-    """What is known about running times.
+    """What is known about the running times of jobs.
 
     The duration of single jobs is shown only to policies that declare ``needs_durations``; the distribution
     of past jobs' service, where there is one, to all.
     """
 
     def duration_s(self, job: Job) -> float | None:
-        """Running time of ``job`` on dedicated devices, or ``None`` if nobody knows."""
+        """Return the running time of ``job`` on dedicated devices, or None if it is not known."""
         ...
 
     def measured(self, job: Job) -> bool:
-        """Whether that is more than a first guess; ``False`` while steps of ``job`` are yet to be timed."""
+        """Return True if the duration of ``job`` is more than a first guess: its steps were timed."""
         ...
 
     def services(self) -> Sequence[float]:
-        """A sample of total services, in device-seconds; empty if nobody knows."""
+        """Return a sample of jobs' total services, in device-seconds. It is empty if none is known."""
         ...
 
     def edition(self) -> int:
-        """Which one ``services`` is: another number when it has changed."""
+        """Return the number of the edition of ``services``: another number when it has changed."""
         ...
 
 
 class NoKnowledge:
-    """Nothing is known."""
+    """The knowledge of a world in which nothing is known about running times."""
 
     def duration_s(self, job: Job) -> float | None:
         return None
@@ -50,38 +50,38 @@ class NoKnowledge:
 
 
 class Losses(Protocol):
-    """What jobs report of their training loss."""
+    """The training losses that jobs report."""
 
     def loss(self, job: Job, now_s: float) -> float | None:
-        """The newest loss of ``job``, or ``None`` if it reports none."""
+        """Return the newest loss of ``job``, or None if it reports none."""
         ...
 
 
 class NoLosses:
-    """No job reports any."""
+    """The losses of a world in which no job reports any."""
 
     def loss(self, job: Job, now_s: float) -> float | None:
         return None
 
 
 class Throughput(Protocol):
-    """How fast jobs trained: alone, beside others, and on how many devices."""
+    """The speeds at which jobs trained: alone, beside others, and on how many devices."""
 
     def samples(self, job: Job, beside: Job | None) -> Sequence[Sample]:
-        """The newest samples of ``job`` beside that one alone, or with a device for itself."""
+        """Return the newest samples of ``job`` beside the job ``beside``, or, if that is None, alone."""
         ...
 
     def busy(self, job: Job) -> float | None:
-        """The share of its device that ``job`` used when it was alone; ``None``: not known."""
+        """Return the share of its device that ``job`` used when it was alone. Return None if not known."""
         ...
 
     def speeds(self, job: Job) -> Mapping[int, float]:
-        """Progress per second of ``job``, as ``Job.rate``, by the numbers of devices that it is known of."""
+        """Return the progress per second of ``job``, as ``Job.rate``, by number of devices, if known."""
         ...
 
 
 class NoThroughput:
-    """Nobody measures."""
+    """The throughput of a world in which nothing is measured."""
 
     def samples(self, job: Job, beside: Job | None) -> Sequence[Sample]:
         return ()

@@ -1,4 +1,4 @@
-"""Who holds which device: the one place where plans are checked, for the live core and the simulator."""
+"""The holders of all devices: the one place where plans are checked, for the live core and the simulator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ J = TypeVar("J", bound=Job)
 
 
 class _Overlay:
-    """Who holds which device, with changes that the original does not see."""
+    """The holders of devices, with changes that the original does not see."""
 
     __slots__ = ("_changed", "_original")
 
@@ -29,23 +29,23 @@ class _Overlay:
 
 
 class Ledger:
-    """Devices and their holders. Refuses every plan that would break a promise.
+    """The devices and their holders. It refuses every plan that would break a promise.
 
     Parameters
     ----------
     cluster
-        Whose devices.
+        The cluster whose devices they are.
     policy
         Name of the policy, for messages; kept as ``policy``.
     """
 
     def __init__(self, cluster: Cluster, policy: str) -> None:
         self._cluster = cluster
-        #: How many devices nobody holds.
+        #: The number of devices that no job holds.
         self.free = cluster.size
         self.policy = policy
         nobody: list[Job | None] = [None] * len(cluster.node_of)
-        #: Devices that nobody can have.
+        #: Devices that no job can have.
         self._absent: frozenset[int] = frozenset()
         self._holder: list[Job | None] | _Overlay = nobody
         #: Further holders of devices that are shared, by device.
@@ -54,9 +54,9 @@ class Ledger:
         self._shares: set[str] = set()
 
     def copy(self) -> Ledger:
-        """The same ledger, to try a plan on, for as long as this one does not change.
+        """Return a copy to try a plan on, for as long as this ledger does not change.
 
-        It costs nothing for each device: of them it keeps only what it changes.
+        It costs nothing for each device, because it keeps only the devices that it changes.
         """
         twin = object.__new__(Ledger)
         twin._cluster, twin.policy, twin._absent = self._cluster, self.policy, self._absent
@@ -67,23 +67,23 @@ class Ledger:
         return twin
 
     def use(self, cluster: Cluster) -> None:
-        """Other devices of the same cluster can be had from now on; nobody holds one that cannot."""
+        """Set which devices of the same cluster can be had from now on. No job may hold one that cannot."""
         self.free += cluster.size - self._cluster.size
         self._cluster = cluster
         usable = {device for node in range(len(cluster.node_sizes)) for device in cluster.on(node)}
         self._absent = frozenset(range(len(cluster.node_of))) - usable
 
     def holders(self, device: int) -> tuple[Job, ...]:
-        """The jobs on ``device``, the first one first."""
+        """Return the jobs on ``device``, the one that came first at the front."""
         first = self._holder[device]
         return () if first is None else (first, *self._sharers.get(device, ()))
 
     def shares(self, job: Job) -> bool:
-        """Whether ``job`` allows others on its devices."""
+        """Return True if ``job`` allows other jobs on its devices."""
         return job.id in self._shares
 
     def release(self, job: Job) -> None:
-        """Take back what ``job`` holds."""
+        """Take back all devices that ``job`` holds."""
         if job.id not in self._shares:
             for device in job.placement:
                 self._holder[device] = None
@@ -109,9 +109,9 @@ class Ledger:
         Raises
         ------
         PolicyError
-            If a device does not exist or cannot be had, is named twice, is held by somebody else and not
-            shared by all, if there are not as many as the job asks for, or if a job that needs one node would
-            have devices of several.
+            If a device does not exist or cannot be had, is named twice, or is held by another job and not
+            shared by all; if there are not as many devices as the job asks for; or if a job that needs one
+            node would have devices of several.
         """
         if len(devices) != job.demand:
             self._check_size(job, len(devices), plan)
@@ -139,7 +139,7 @@ class Ledger:
             self._shares.add(job.id)
 
     def check_names(self, plan: Plan) -> None:
-        """Refuse a plan that decides twice on one job.
+        """Raise if ``plan`` has two decisions on the same job.
 
         Raises
         ------
@@ -155,7 +155,7 @@ class Ledger:
             seen.add(decision.job)
 
     def check(self, jobs: Mapping[str, J], name: str, plan: Plan, *, running: bool | None) -> J:
-        """The job a decision names, checked to be running (or waiting) as the decision requires.
+        """Return the job ``name``, checked to be running or waiting as a decision on it requires.
 
         Raises
         ------
@@ -184,7 +184,7 @@ class Ledger:
 
 
 def summary(plan: Plan, most: int = 6) -> str:
-    """The decisions of ``plan`` in one line, at most ``most`` of them."""
+    """Return the decisions of ``plan`` in one line, at most ``most`` of them."""
     shown = ", ".join(_decision(decision) for decision in plan.decisions[:most])
     more = len(plan.decisions) - most
     return f"[{shown}{f', and {more} more' if more > 0 else ''}]"

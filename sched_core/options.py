@@ -1,4 +1,4 @@
-"""Finding policies and placements by name, and building them from options written as text."""
+"""Find policies and placements by name, and build them from options written as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Table = Mapping[str, tuple[str, str]]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A remedy for an unknown name: the closest known one, or all of them."""
+    """Return a remedy for an unknown name: the closest known one, or all of them."""
     names = list(known)
     close = difflib.get_close_matches(name.strip().lower(), names, n=1, cutoff=0.4)
     if close:
@@ -27,7 +27,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def find(kind: str, table: Table, name: str) -> Any:
-    """The class that ``name`` stands for.
+    """Import and return the class that ``name`` stands for in ``table``.
 
     Raises
     ------
@@ -50,20 +50,20 @@ def find(kind: str, table: Table, name: str) -> Any:
 
 
 def options_of(kind: str, table: Table, name: str) -> list[str]:
-    """Names of the options that ``name`` takes."""
+    """Return the names of the options that the class of ``name`` takes."""
     parameters = inspect.signature(find(kind, table, name)).parameters
     return [key for key in parameters if key != "placement"]
 
 
 def build(kind: str, table: Table, name: str, options: Mapping[str, object], **ready: object) -> Any:
-    """Build what ``name`` stands for.
+    """Make and return an object of the class that ``name`` stands for, with ``options``.
 
     Parameters
     ----------
     options
         Keyword arguments; texts are converted to the declared types, lists are written with commas.
     ready
-        Further arguments, not for users; left out where the class does not take them or they are ``None``.
+        Further arguments, not from users; left out where the class does not take them or they are None.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def build(kind: str, table: Table, name: str, options: Mapping[str, object], **r
 
 
 def _finite(value: object, default: object) -> object:
-    """Refuse NaN, and infinity where it is not what the option says by itself."""
+    """Return ``value``. Raise if it contains NaN, or infinity that is not the option's ``default``."""
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, float) and not isfinite(number) and (isnan(number) or number != default):
             raise msgspec.ValidationError("not a finite number")

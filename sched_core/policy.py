@@ -23,7 +23,7 @@ from .knowledge import Knowledge, Losses, NoKnowledge, NoLosses, NoThroughput, T
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """Start or resume ``job`` on ``devices`` (rank order).
+    """The decision to start or resume ``job`` on ``devices`` (rank order).
 
     ``shared`` allows other jobs on the same devices, if every one of them allows it too (packing).
     """
@@ -34,13 +34,13 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Suspend(msgspec.Struct, frozen=True, tag="suspend"):
-    """Take ``job`` off its devices; it waits and keeps its state."""
+    """The decision to take ``job`` off its devices. The job waits and keeps its state."""
 
     job: str
 
 
 class Migrate(msgspec.Struct, frozen=True, tag="migrate"):
-    """Suspend ``job`` and resume it on ``devices``; also how an elastic job is resized."""
+    """The decision to suspend ``job`` and resume it on ``devices``. It also resizes an elastic job."""
 
     job: str
     devices: tuple[int, ...]
@@ -48,7 +48,7 @@ class Migrate(msgspec.Struct, frozen=True, tag="migrate"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """End ``job`` for good before its time (a tuner gave it up, admission refused it)."""
+    """The decision to end ``job`` for good before its time: a tuner gave it up, or admission refused it."""
 
     job: str
     reason: str
@@ -58,7 +58,7 @@ Decision = Start | Suspend | Migrate | Stop
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What shall change, and when the policy wants to be called even if nothing happens.
+    """The decisions of a policy, and when it wants to be called even if nothing happens.
 
     Devices are released (``Suspend``, ``Migrate``, ``Stop``) before any is taken, so a plan may hand a device
     over. Jobs that are not mentioned go on as they are. ``wake_at_s`` replaces that of the last plan.
@@ -69,21 +69,21 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Changes:
-    """What happened since the policy's last plan, so that it can keep ordered structures up to date.
+    """The changes since the policy's last plan, by which it can keep ordered structures up to date.
 
     Attributes
     ----------
     reset
-        Forget everything and start again from ``View.jobs``: the first call, a replayed journal, or a world
-        in which the last plan could not be carried out. The other fields but ``succeeded`` are empty then.
+        True if the policy must forget everything and start again from ``View.jobs``: at the first call, after
+        a replay, or if the last plan could not be carried out. Of the other fields only ``succeeded`` counts.
     arrived
         New jobs, waiting, in order of arrival.
     finished
-        Jobs that ended, by themselves or otherwise, or whose owner holds them back (those may arrive again);
-        no longer in ``View.jobs``. ``Job.running`` tells, for the last time, whether they held ``placement``,
-        which is free now.
+        Jobs that ended, by themselves or otherwise, or that their owner holds back (held jobs may arrive
+        again). They are no longer in ``View.jobs``. ``Job.running`` tells, for the last time, if they held
+        ``placement``, which is free now.
     succeeded
-        Jobs that ended well. Of others ``finished`` does not tell why they are gone.
+        Jobs that ended well. ``finished`` does not tell why other jobs are gone.
     begun
         Jobs whose ``since_s`` was not known, or later, when they were started: they make progress since (or
         from) then. They may have finished since.
@@ -104,13 +104,13 @@ class Changes:
         self.settled: list[Job] = []
 
     def outdated(self) -> Changes:
-        """A reset, with what nobody could see from the whole picture."""
+        """Return a reset that keeps ``succeeded``, which cannot be seen from ``View.jobs``."""
         fresh = Changes(reset=True)
         fresh.succeeded = self.succeeded
         return fresh
 
     def withdrawn(self, job: Job) -> None:
-        """``job`` has finished; of one that has only just arrived the policy need not know."""
+        """Note that ``job`` has finished. If it has only just arrived, forget it instead."""
         if job in self.arrived:
             self.arrived.remove(job)
         else:
@@ -118,21 +118,21 @@ class Changes:
 
 
 class Task(msgspec.Struct, frozen=True):
-    """Something that may take seconds to compute; the same argument has the same answer.
+    """A computation that may take seconds. The same argument has the same answer.
 
     Attributes
     ----------
     function
         ``package.module:name`` of a function that takes bytes and returns bytes.
     argument
-        For it.
+        The bytes that the function takes.
     """
 
     function: str
     argument: bytes
 
     def compute(self) -> bytes:
-        """Compute it, here and now."""
+        """Compute the answer here and now, and return it."""
         module, _, name = self.function.partition(":")
         function: Callable[[bytes], bytes] = getattr(importlib.import_module(module), name)
         return function(self.argument)
@@ -145,19 +145,19 @@ Switch = Callable[[Job, Sequence[int]], float | None]
 
 
 def _free_switch(job: Job, devices: Sequence[int]) -> float | None:
-    """Switching costs nothing."""
+    """Return 0: switching costs nothing."""
     return 0.0
 
 
 class View:
-    """The read-only picture a policy decides from.
+    """The read-only picture from which a policy decides.
 
     Attributes
     ----------
     now_s
         The present, in seconds on the world's own clock.
     cluster
-        Nodes and devices. Of nodes that are lost none can be had (``Cluster.without``); when that changes,
+        Nodes and devices. Devices of lost nodes cannot be had (``Cluster.without``). When that changes,
         ``changes`` are a reset.
     jobs
         All unfinished jobs by id, in order of arrival.
@@ -175,14 +175,14 @@ class View:
         How long a slice must last for switching to stay a small part of the time, from measured costs; 0
         where switching costs nothing or is not measured.
     measures_rates
-        Whether ``Job.rate`` is what a job really makes beside others on its devices. Where it is not, nobody
-        can tell whether packing pays.
+        True if ``Job.rate`` is what a job really makes beside others on its devices. If it is not, it cannot
+        be known whether packing pays.
     switch_s
-        Seconds without progress that suspending a job and resuming it on given devices would cost it;
-        ``None``: nobody knows.
+        Returns the seconds without progress that it would cost a job to be suspended and resumed on given
+        devices. None: not known.
     compute
-        The answer of a ``Task``, or ``None`` if it is not there yet: then the policy does without, is called
-        again when it is, and asks for the same task. In a simulation, where time stands still, it always is.
+        Returns the answer of a ``Task``, or None if it is not there yet. Then the policy plans without it, is
+        called again when it is there, and asks for the same task. In a simulation it always is there.
     """
 
     __slots__ = (
@@ -211,33 +211,33 @@ class View:
         self.changes = Changes(reset=True)
 
     def narrowed(self, cluster: Cluster, jobs: Mapping[str, Job]) -> View:
-        """The same world as a policy inside another sees it: ``jobs`` on ``cluster``, both new to it."""
+        """Return the view of a policy inside another: ``jobs`` on ``cluster``, both new to it."""
         inner = View(cluster, jobs)
         inner.follow(self)
         return inner
 
     def follow(self, view: View) -> None:
-        """Take over the present, and what the world knows and does, from the view that this was made of."""
+        """Copy all except cluster, jobs and changes from ``view``, of which this one was made."""
         self.now_s, self.knowledge, self.losses = view.now_s, view.knowledge, view.losses
         self.throughput, self.measures_rates = view.throughput, view.measures_rates
         self.device_memory_bytes, self.least_slice_s = view.device_memory_bytes, view.least_slice_s
         self.switch_s, self.compute = view.switch_s, view.compute
 
     def slice_s(self, quantum_s: float) -> float:
-        """How long slices of ``quantum_s`` have to last: the least multiple that is worth its switches."""
+        """Return how long slices of ``quantum_s`` must last: the least multiple that is worth switching."""
         # What was measured is not exact to the last bit; a whole multiple is not to become the next one.
         return quantum_s * max(1, ceil(self.least_slice_s / quantum_s - 1e-6))
 
     def waiting(self) -> Iterator[Job]:
-        """Jobs that hold no device, in order of arrival."""
+        """Return an iterator over the jobs that hold no device, in order of arrival."""
         return (job for job in self.jobs.values() if not job.running)
 
     def running(self) -> Iterator[Job]:
-        """Jobs that hold devices, in order of arrival."""
+        """Return an iterator over the jobs that hold devices, in order of arrival."""
         return (job for job in self.jobs.values() if job.running)
 
     def free(self) -> FreeDevices:
-        """The devices nobody holds; a fresh object that the policy may change while it plans.
+        """Return the devices that no job holds, as a new object that the policy may change while it plans.
 
         Costs one pass over the cluster. Policies for large clusters keep their own and follow ``changes``.
         """
@@ -245,19 +245,19 @@ class View:
         return FreeDevices.besides(self.cluster, held)
 
     def loss(self, job: Job) -> float | None:
-        """The newest loss that ``job`` reported, if any."""
+        """Return the newest loss that ``job`` reported, or None if it reported none."""
         return self.losses.loss(job, self.now_s)
 
     def measured(self, job: Job) -> bool:
-        """Whether ``remaining_s`` is more than a first guess."""
+        """Return True if ``remaining_s`` of ``job`` is more than a first guess."""
         return self.knowledge.measured(job)
 
     def remaining_s(self, job: Job) -> float:
-        """Work left of ``job``, in seconds of a dedicated run; errors as of ``duration_s``."""
+        """Return the work left of ``job``, in seconds of a dedicated run. Raise as ``duration_s`` does."""
         return self.duration_s(job) - job.progress_at(self.now_s)
 
     def duration_s(self, job: Job) -> float:
-        """All work of ``job``, in seconds of a dedicated run, as far as is known now.
+        """Return all work of ``job``, in seconds of a dedicated run, as far as is known now.
 
         Raises
         ------
@@ -274,60 +274,60 @@ class View:
 
 
 class Policy(Protocol):
-    """Who runs where. An object with state of its own; one object serves one world.
+    """The interface of policies, which decide which job runs where. One object serves one world.
 
     Attributes
     ----------
     name
         As in ``--policy``.
     needs_durations
-        Whether it must know how long jobs run.
+        True if it must know how long jobs run.
     """
 
     name: str
     needs_durations: bool
 
     def plan(self, view: View) -> Plan:
-        """Decide, given what happened (``view.changes``)."""
+        """Return the plan for ``view``, given what happened (``view.changes``)."""
         ...
 
 
 @runtime_checkable
 class Queues(Protocol):
-    """What a policy with queues can say besides, for people to see."""
+    """The interface of policies that can tell the queue of a job, for people to see."""
 
     def level(self, job: str) -> int | None:
-        """The queue that the job is in, 0 the most urgent; ``None`` if it is in none."""
+        """Return the queue that the job is in, 0 being the most urgent. Return None if it is in none."""
         ...
 
 
 @runtime_checkable
 class Guarantees(Protocol):
-    """What a policy that knows deadlines can say besides: whose it guarantees."""
+    """The interface of policies that know deadlines and can tell which ones they guarantee."""
 
     def guaranteed(self, job: str) -> bool | None:
-        """Whether the deadline of a job is guaranteed; ``None``: not decided yet, or it has none."""
+        """Return True if the deadline of a job is guaranteed. None: not decided yet, or it has none."""
         ...
 
 
 @runtime_checkable
 class Shares(Protocol):
-    """What a policy that gives tenants shares can say besides: who has used up its own."""
+    """The interface of policies that give tenants shares and can tell who has used up its own."""
 
     def over_share(self, tenant: str, demand: int) -> bool:
-        """Whether ``tenant`` would have more than its share with ``demand`` devices more."""
+        """Return True if ``tenant`` would have more than its share with ``demand`` devices more."""
         ...
 
 
 class PackVerdict(msgspec.Struct, frozen=True):
-    """What was found of two jobs on one device.
+    """What was found of two jobs that shared a device.
 
     Attributes
     ----------
     together
-        Whether they share it from now on.
+        True if they share it from now on.
     slowdowns
-        Of each: rate alone / rate together.
+        Rate alone / rate together, of each job.
     total
         Work of both together in units of one device; slicing makes 1.
     """
@@ -340,7 +340,7 @@ class PackVerdict(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Packs(Protocol):
-    """What a policy that packs can say besides: what it found out."""
+    """The interface of policies that pack jobs and can tell what they found out."""
 
     @property
     def verdicts(self) -> Sequence[PackVerdict]:
@@ -348,12 +348,12 @@ class Packs(Protocol):
         ...
 
     def slowdown(self, job: str) -> Interval | None:
-        """How much slower ``job`` is beside whom it shares its device with; ``None``: not known, or alone."""
+        """Return how much slower ``job`` is beside the jobs on its device. None: not known, or alone."""
         ...
 
 
 class Named(Protocol):
-    """Whatever has a name."""
+    """An object that has a name."""
 
     @property
     def name(self) -> str: ...
@@ -361,21 +361,21 @@ class Named(Protocol):
 
 @runtime_checkable
 class Places(Protocol):
-    """What a policy that asks a placement where its jobs go can say besides: which one."""
+    """The interface of policies that ask a placement where jobs go, and can tell which placement."""
 
     @property
     def placement(self) -> Named | None: ...
 
 
 def placement_of(policy: Policy) -> str:
-    """Return the name of the placement that ``policy`` asks, empty if it places jobs by itself."""
+    """Return the name of the placement that ``policy`` asks. It is empty if the policy places jobs itself."""
     placement = policy.placement if isinstance(policy, Places) else None
     return "" if placement is None else placement.name
 
 
 class PolicyError(UsageError):
-    """A policy asked for something impossible or unknown; the message names it and the plan."""
+    """The error of a policy that asks for something impossible or unknown. It names policy and plan."""
 
 
 class TaskError(PolicyError):
-    """What a policy wanted computed failed."""
+    """The error of a policy's task that failed."""

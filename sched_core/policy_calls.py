@@ -1,4 +1,4 @@
-"""Calls of a policy, which may be anybody's code: its answer is checked, and its failures are named."""
+"""Calls of a policy, which may be foreign code: its answer is checked, and its failures carry its name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REMEDY = "mend the policy, or choose another; docs/policies.md says what a plan
 def ask_for_plan(policy: Policy, view: View) -> Plan:
     """Return the plan of ``policy`` for ``view``, checked to be one.
 
-    Whether the plan is possible is for the ledger to say.
+    The ledger checks later whether the plan is possible.
 
     Raises
     ------

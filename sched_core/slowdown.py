@@ -11,14 +11,14 @@ from .job import JobSpec
 
 
 class Slowdown:
-    """1 on as few nodes as the devices can lie on, a factor on more.
+    """The factors by which jobs are slower on more nodes, racks or sockets than they need. At least 1.
 
     Parameters
     ----------
     factor
-        For models without a factor of their own; at least 1.
+        On more nodes than needed, for models without a factor of their own.
     models
-        Factors by model name, as measured.
+        On more nodes than needed, by model name, as measured.
     racks, sockets
         A further factor on more racks than needed; the factor on more sockets of one node than needed.
     """
@@ -38,12 +38,12 @@ class Slowdown:
                 raise ConfigError(f"slowdown {name}={value} would be a speed-up", "give at least 1")
 
     def of(self, spec: JobSpec, devices: int, nodes: int, cluster: Cluster) -> float:
-        """The slowdown of ``devices`` devices on ``nodes`` nodes of ``cluster``."""
+        """Return the slowdown of ``devices`` devices on ``nodes`` nodes of ``cluster``."""
         fewest = -(-devices // max(cluster.node_sizes))
         return 1.0 if nodes <= fewest else self._models.get(spec.model, self._factor)
 
     def on(self, spec: JobSpec, devices: Sequence[int], cluster: Cluster) -> float:
-        """The slowdown on ``devices`` of ``cluster``."""
+        """Return the slowdown of a job on ``devices`` of ``cluster``."""
         extent, least = cluster.extent(devices), cluster.closest(len(devices))
         slowdown = self.of(spec, len(devices), extent.nodes, cluster)
         if extent.nodes == 1 and extent.sockets > least.sockets:

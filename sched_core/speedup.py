@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import fsum
 
-#: What a further device must add to the speed of a job, by what its devices add on average: less may be an
-#: error of measurement.
+#: The speed that a further device must add, as a part of what the others add on average. Less may be an error
+#: of measurement.
 _LEAST_GAIN = 0.05
-#: Which terms a curve may have; of those that fit alike the first. Where more devices were no faster, fewer
-#: are then expected to do as well, so that they are tried, and measured.
+#: The terms that a curve may have. Of choices that fit alike, the first counts: where more devices were no
+#: faster, fewer are then expected to do as well, so that fewer are tried, and measured.
 _CHOICES = ((0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2))
 
 
 class SpeedCurve:
-    """Time per unit of progress on w devices: θ₀/w + θ₁ + θ₂·w with θ ≥ 0, from what was observed.
+    """A curve of the time per unit of progress on w devices: θ₀/w + θ₁ + θ₂·w with θ ≥ 0.
 
-    With observations at one number of devices only, speed is taken to be proportional to devices.
+    It is fitted to what was observed. With observations at one number of devices only, speed is taken to be
+    proportional to devices.
     """
 
     def __init__(self) -> None:
@@ -28,37 +29,37 @@ class SpeedCurve:
         self._theta: tuple[float, ...] = (1.0, 0.0, 0.0)
 
     def add(self, devices: int, rate: float) -> None:
-        """Note that ``devices`` made ``rate`` seconds of progress per second."""
+        """Note that ``devices`` devices made ``rate`` seconds of progress per second, and fit the curve."""
         if rate > 0 and self._seen.get(devices) != 1.0 / rate:
             self._seen[devices] = 1.0 / rate
             self._theta = self._fit()
 
     def learn(self, rates: Mapping[int, float]) -> None:
-        """Note several, by number of devices."""
+        """Note several rates, by number of devices."""
         for devices, rate in rates.items():
             self.add(devices, rate)
 
     @property
     def seen(self) -> Mapping[int, float]:
-        """What was noted, by number of devices."""
+        """The rates that were noted, by number of devices."""
         return {devices: 1.0 / time_s for devices, time_s in self._seen.items()}
 
     def rate(self, devices: int, demand: int) -> float:
-        """Expected progress per second; 1 on ``demand`` devices before anything was seen."""
+        """Return the expected progress per second; 1 on ``demand`` devices before anything was noted."""
         if not self._seen:
             return devices / demand
         return 1.0 / _time(self._theta, devices)
 
     def gains(self, devices: int, demand: int) -> bool:
-        """Whether ``devices`` devices make it faster than one less.
+        """Return True if the job is faster on ``devices`` devices than on one device less.
 
-        The curve has one maximum: if not, further ones do not either.
+        The curve has one maximum: if not, further devices do not make it faster, either.
         """
         before = self.rate(devices - 1, demand)
         return self.rate(devices, demand) > before * (1.0 + _LEAST_GAIN / (devices - 1))
 
     def _fit(self) -> tuple[float, ...]:
-        """Least squares with every choice of terms; the best one without negative weights."""
+        """Return the least-squares fit without negative weights that is best, over all choices of terms."""
         work = fsum(t * w for w, t in self._seen.items()) / len(self._seen)
         best, best_error = (work, 0.0, 0.0), float("inf")
         for chosen in _CHOICES:
@@ -91,7 +92,7 @@ def _time(theta: tuple[float, ...], devices: int) -> float:
 
 
 def _solved(matrix: list[list[float]]) -> list[float] | None:
-    """Gauss-Jordan elimination of a small linear system, or ``None`` if it is singular."""
+    """Return the solution of a small linear system, by Gauss-Jordan elimination. None: it is singular."""
     size = len(matrix)
     for column in range(size):
         pivot = max(range(column, size), key=lambda row: abs(matrix[row][column]))

@@ -2,8 +2,8 @@
 
 Fitted online to the stages that ranks report, newer measurements counting more: a fixed part that grows with
 the number of tensors, and a part in proportion to the bytes that move. There is one fit for each device and
-route, and one over all of them for those that nothing was measured on yet. A state that was moved before is
-predicted nearer to what it took itself: how its bytes lie in its tensors is in no fit.
+route. Another fit, over all of them, serves devices and routes without measurements. A state that was moved
+before is predicted nearer to what it took itself, because no fit knows how its bytes lie in its tensors.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from enum import Enum
 from math import exp, log, sqrt
 from typing import NamedTuple
 
-#: Part of the time that switching may take, if nobody says otherwise.
+#: The part of the time that switching may take, by default.
 SWITCH_SHARE = 0.03
-#: How much of what was learnt before is kept when something new is.
+#: The weight that older measurements keep at each new one.
 _MEMORY = 0.8
 #: Stages that take longer the more bytes there are.
 _MOVING = frozenset({"copy_out_s", "publish_s", "fetch_s", "reserve_s", "copy_in_s"})
-#: Stage of a resume that is somebody else's time.
+#: The stage of a resume that is no cost of it: the job was parked, and others used the time.
 _PARKED = "parked_s"
-#: Shrinks the share of tensors, which nothing can tell from that of bytes while all jobs are alike.
+#: Shrinks the share of tensors, which cannot be told from the share of bytes while all jobs are alike.
 _RIDGE = 0.05
-#: What a state took itself is weighed against so many switches of the fit; of how many states it is kept.
+#: The weight of the fit, in switches, against what a state took itself; the number of states that are kept.
 _PRIOR, _STATES = 0.5, 1000
-#: An error is known once so many predictions could be compared with what came.
+#: The number of predictions that must be compared with measurements before an error is known.
 _LEAST_ERRORS = 2
 
 
 class Half(Enum):
-    """What is predicted."""
+    """The halves of a switch whose cost is predicted."""
 
     SUSPEND = "suspend"
     RESUME = "resume"
@@ -38,7 +38,7 @@ class Half(Enum):
 
 
 class State(NamedTuple):
-    """What is moved, and how."""
+    """The state that is moved: its size, and the device and route of the move."""
 
     nbytes: int
     tensors: int = 0
@@ -54,14 +54,14 @@ class Estimate(NamedTuple):
     seconds
         At least 0.
     error_s
-        One standard error, by how far earlier predictions were off; ``None``: too few were compared.
+        One standard error, by how far earlier predictions were off. None: too few were compared.
     """
 
     seconds: float
     error_s: float | None
 
     def __add__(self, other: object) -> Estimate:
-        """The cost of both; their errors are taken as independent."""
+        """Return the cost of both. Their errors are taken as independent."""
         if not isinstance(other, Estimate):
             return NotImplemented
         known = self.error_s is not None and other.error_s is not None
@@ -104,15 +104,15 @@ class Line:
 
     def __init__(self) -> None:
         self._fixed, self._moving = _Fit(), _Fit()
-        #: By bytes and tensors: logarithms of the cost by the fit, and how many, newer ones counting more.
+        #: Sums of log(cost / fitted cost), and how many, by bytes and tensors; newer ones count more.
         self._own: dict[tuple[int, int], tuple[float, float]] = {}
-        #: Squares of relative errors, and how many, newer ones counting more.
+        #: The sum of squares of relative errors, and how many; newer ones count more.
         self._squares = self._weight = 0.0
         self._errors = 0
         self.learnt = False
 
     def learn(self, nbytes: int, stages_s: Mapping[str, float], tensors: int = 0) -> None:
-        """Take a measurement in, and how far it was from what was predicted."""
+        """Take in a measurement, and how far it was from its prediction."""
         costs = costs_s(stages_s)
         total_s = sum(costs.values())
         predicted_s = self.predict_s(nbytes, tensors)
@@ -138,7 +138,7 @@ class Line:
             del self._own[next(iter(self._own))]
 
     def predict_s(self, nbytes: int, tensors: int = 0) -> float:
-        """The cost of ``nbytes`` in so many tensors, in seconds."""
+        """Return the predicted cost of ``nbytes`` in so many tensors, in seconds."""
         logs, count = self._own.get((nbytes, tensors), (0.0, 0.0))
         return self._fitted_s(nbytes, tensors) * exp(logs / (count + _PRIOR))
 
@@ -146,7 +146,7 @@ class Line:
         return self._fixed.predict(1.0, tensors) + (self._moving.predict(nbytes, tensors) if nbytes else 0.0)
 
     def estimate(self, nbytes: int, tensors: int = 0) -> Estimate:
-        """The same with its error."""
+        """Return the predicted cost of ``nbytes`` in so many tensors, with its error."""
         seconds = self.predict_s(nbytes, tensors)
         if self._errors < _LEAST_ERRORS:
             return Estimate(seconds, None)
@@ -161,16 +161,16 @@ class CostModel:
         self._overall = {half: Line() for half in Half}
 
     def learn(self, half: Half, state: State, stages_s: Mapping[str, float]) -> None:
-        """Take a measurement in."""
+        """Take in the measured stages of one half of a switch of ``state``."""
         line = self._lines.setdefault((half, state.device, state.route), Line())
         for one in (line, self._overall[half]):
             one.learn(state.nbytes, stages_s, state.tensors)
 
     def predict(self, half: Half, state: State) -> Estimate | None:
-        """What ``half`` costs on that device by that route.
+        """Return the cost of ``half`` for ``state``. Return None if there is nothing to go by.
 
-        Of a device or route without measurements, what it costs elsewhere; a migration that nobody has seen
-        costs as much as a resume. ``None`` if there is nothing to go by.
+        On a device or route without measurements, the cost is what it is elsewhere. A migration that was
+        never measured costs as much as a resume.
         """
         line = self._lines.get((half, state.device, state.route), self._overall[half])
         if line.learnt:
@@ -178,11 +178,11 @@ class CostModel:
         return self.predict(Half.RESUME, state) if half is Half.MIGRATION else None
 
     def switch(self, state: State) -> Estimate | None:
-        """What a suspend and the resume on the same device cost; a half that is not known counts nothing."""
+        """Return the cost of a suspend and a resume on the same device. An unknown half counts nothing."""
         return self._both(state, Half.RESUME, state.device)
 
     def migration(self, state: State, target: str) -> Estimate | None:
-        """What a suspend and the resume on ``target`` cost."""
+        """Return the cost of a suspend and a resume on ``target``. An unknown half counts nothing."""
         return self._both(state, Half.MIGRATION, target)
 
     def _both(self, state: State, half: Half, target: str) -> Estimate | None:
@@ -194,5 +194,5 @@ class CostModel:
 
 
 def costs_s(stages_s: Mapping[str, float]) -> dict[str, float]:
-    """Of the stages of half a switch those that cost the job time, in seconds."""
+    """Return the stages of half a switch that cost the job time, in seconds."""
     return {name: seconds for name, seconds in stages_s.items() if name != _PARKED}

@@ -1,4 +1,4 @@
-"""Whether the plan of a policy can be carried out as a whole: tried on a copy of the ledger."""
+"""Check that the plan of a policy can be carried out as a whole, by a trial on a copy of the ledger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .policy import Migrate, Plan, PolicyError, Start, Stop, View
 
 
 def verify(plan: Plan, view: View, ledger: Ledger, jobs: Mapping[str, J]) -> None:
-    """Check that ``plan`` is possible for ``jobs``, which the policy saw in ``view``; nothing is changed.
+    """Raise if ``plan`` is not possible for ``jobs``, which the policy saw in ``view``. Nothing is changed.
 
     Raises
     ------

@@ -65,7 +65,7 @@ _EXCEPTION = re.compile(
 )
 #: The beginning of the line on a process in which the hooks could not be installed. It says what to do.
 _NO_HOOKS = "gpuslice: no hooks in this process: "
-#: A port that somebody else listens at, and its number in the words of torch and of gloo.
+#: A port that another process listens at, and its number in the words of torch and of gloo.
 _PORT_IN_USE = re.compile(r"EADDRINUSE|Address already in use", re.IGNORECASE)
 _PORT = re.compile(r"\bport: ?(\d+)|:(\d+)[\])]* \(errno")
 _PORT_REMEDY = (
