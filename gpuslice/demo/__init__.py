@@ -1,6 +1,6 @@
-"""The demonstration: three real training jobs share one device, and end as if each had had it alone.
+"""The demonstration: three training jobs share one device, and each ends as if it had run alone.
 
-``training`` says what runs, ``undisturbed`` runs it alone, ``sharing`` under a scheduler of its own.
-``daemon.replay`` reads its journal, ``recorder`` makes slices and switches of it, ``screen`` shows them live,
-``report`` puts them into a table, a page and a trace.
+``training`` lists the jobs, ``undisturbed`` runs them alone, ``sharing`` runs them under their own scheduler.
+``daemon.replay`` reads that scheduler's journal, ``recorder`` turns it into slices and switches, ``screen``
+shows them live, ``report`` writes a table, a page and a trace.
 """

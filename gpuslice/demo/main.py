@@ -1,4 +1,4 @@
-"""The demonstration from beginning to end."""
+"""The whole demonstration: both runs, the comparison and the report."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from .sharing import run_sharing, torch_name
 from .training import TRAININGS, Training, digest, last_loss, steady
 from .undisturbed import run_undisturbed
 
-#: Where in the report's ``logs`` the output of each run is.
+#: Directories in the report's ``logs`` with the scripts' output of each run.
 _UNDISTURBED, _SHARED = "undisturbed", "shared"
 
 
 def run(
     device: DeviceName, quantum_s: float, report_directory: Path, steps: int | None, console: Console
 ) -> report.Result:
-    """Run the trainings undisturbed and shared, compare them, write the page and the trace.
+    """Run the trainings undisturbed and shared, compare them, write page and trace, and return the result.
 
     Parameters
     ----------
     device
-        What they share: ``cpu``, which is all of the host, or a GPU.
+        The device that they share: ``cpu``, which is the whole host, or a GPU.
     quantum_s
         Length of a slice.
     report_directory
-        Where the page, the trace and the scripts' output go; made if need be.
+        Directory for the page, the trace and the scripts' output. It is made if it does not exist.
     steps
-        Steps of every training, if not its own number.
+        Number of steps of every training; None for each training's own number.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def run(
     device = DeviceName(device.kind, device.index or 0)
     command.check(Settings(device=str(device)))
     with _scheduler_directory() as name:
-        check_path(rank_endpoint(Path(name)))  # what is refused later is refused now
+        check_path(rank_endpoint(Path(name)))  # fail now, not after the undisturbed run
     trainings = [replace(one, steps=steps or one.steps) for one in TRAININGS]
     clock = MonotonicClock()
     begun_s = clock.now()
@@ -99,7 +99,7 @@ def _share(
     clock: Clock,
     console: Console,
 ) -> Recorder:
-    """The shared run, shown as it happens; the scripts' output is kept in ``logs`` however it ends."""
+    """Run the trainings shared, show the run live, and return its recorder. Output is kept in ``logs``."""
     begun_s = clock.now()
     recorder = Recorder(begun_s)
     screen = open_screen(console, recorder, trainings, lambda: clock.now() - begun_s)
@@ -120,12 +120,12 @@ def _share(
 
 
 def _scheduler_directory() -> tempfile.TemporaryDirectory[str]:
-    """The socket's path must be short and its directory private, which the report's may not be."""
+    """Return a new temporary directory for a scheduler: private and with a short path for the socket."""
     return tempfile.TemporaryDirectory(prefix="gpuslice-")
 
 
 def _make_logs(report_directory: Path, trainings: Sequence[Training]) -> Path:
-    """The directory for the scripts' output, without what they wrote there before."""
+    """Make the directory for the scripts' output, empty it of earlier output, and return its path."""
     logs = report_directory / "logs"
     try:
         logs.mkdir(parents=True, exist_ok=True)

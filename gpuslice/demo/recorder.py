@@ -1,4 +1,4 @@
-"""What happened, seen from beside the scheduler: slices, switches between them, and the timeline."""
+"""A record of the shared run, made from the scheduler's events: slices, switches and the timeline."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from gpuslice.sched_core.switch_cost_model import costs_s
 from gpuslice.verbs import JobInfo
 from gpuslice.wire import Bye, Progress, Resume, Resumed, Suspend, Suspended
 
-#: Called with an event, when it happened, and the commands that followed from it.
+#: Called with an event, the time when it happened, and the commands that followed from it.
 Observer = Callable[[Event, float, Sequence[Command]], None]
 
 
 @dataclass(slots=True)
 class Slice:
-    """One lease of one job, in seconds since the recorder's beginning; ``None``: has not happened.
+    """One lease of one job. Times are in seconds since the recorder's start; ``None``: not yet.
 
     Attributes
     ----------
     granted_s, resumed_s
-        When it was told to come, and was there.
+        When the job was told to resume, and when it had resumed.
     revoked_s, parked_s
-        When it was told to go, and was gone; ``parked_s`` of one that ended is when its process did.
+        When the job was told to suspend, and when it was suspended. ``parked_s`` is when the process ended,
+        if the job ended.
     suspend_s, resume_s
-        How long its suspend and its resume took.
+        Durations of the suspend and the resume.
     ended
-        Whether the job ended in it.
+        True if the job ended in this slice.
     """
 
     job: str
@@ -48,13 +49,13 @@ class Slice:
 
     @property
     def trained_until_s(self) -> float | None:
-        """When it made its last progress."""
+        """When the job made its last progress in this slice; None if the slice is not over."""
         return None if self.parked_s is None else self.parked_s - self.suspend_s
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A device changed hands; nobody made progress on it for ``blackout_s``."""
+    """A change of a device from one job to another. No job made progress on it for ``blackout_s``."""
 
     at_s: float
     leaving: str
@@ -71,7 +72,7 @@ class Switch:
 
 @dataclass(slots=True)
 class JobRecord:
-    """What is known of one job."""
+    """The record of one job."""
 
     name: str
     submitted_s: float
@@ -81,7 +82,7 @@ class JobRecord:
     exit_code: int | None = None
 
     def slice_of(self, epoch: int) -> Slice:
-        """The slice of a lease."""
+        """Return the slice of the lease with this epoch."""
         return self.leases[epoch]
 
     @property
@@ -91,29 +92,29 @@ class JobRecord:
 
 
 class Recorder:
-    """Makes slices and switches of a scheduler's events, for jobs of one rank."""
+    """A recorder that turns a scheduler's events into slices and switches, for jobs of one rank."""
 
     def __init__(self, start_s: float) -> None:
         self._start_s = start_s
         self.jobs: dict[str, JobRecord] = {}
-        #: Every slice, in the order in which they were granted.
+        #: All slices, in the order of their leases.
         self.slices: list[Slice] = []
         self.switches: list[Switch] = []
-        #: Who has each device.
+        #: The job on each device, by the device's name.
         self.holders: dict[str, str] = {}
-        #: The steps of each job as last heard, between two events of it.
+        #: The steps of each job by the latest status, which may be newer than the job's last event.
         self.heard: dict[str, int] = {}
 
     def since_start_s(self, now: float) -> float:
-        """``now``, as everything here counts time."""
+        """Return ``now`` in seconds since the recorder's start."""
         return now - self._start_s
 
     def look(self, jobs: Sequence[JobInfo]) -> None:
-        """Take note of how far jobs are."""
+        """Record the steps that the jobs have made."""
         self.heard = {job.id: job.steps for job in jobs}
 
     def observe(self, event: Event, now: float, commands: Sequence[Command]) -> None:
-        """Take note of what happened and of what the core made of it."""
+        """Record an event and the commands that followed from it."""
         now_s = self.since_start_s(now)
         match event:
             case Submitted():
@@ -181,18 +182,18 @@ class Recorder:
 
     @property
     def busy_s(self) -> float:
-        """From the first progress on a device to the last."""
+        """Seconds from the first progress on a device to the last."""
         begins = [one.resumed_s for one in self.slices if one.resumed_s is not None]
         ends = [one.parked_s for one in self.slices if one.parked_s is not None]
         return max(ends) - min(begins) if begins and ends else 0.0
 
     @property
     def share_lost(self) -> float:
-        """Part of that time, 0 to 1, in which a switch kept the device from making progress."""
+        """The share of ``busy_s``, 0 to 1, in which switches kept the device from making progress."""
         return sum(switch.blackout_s for switch in self.switches) / self.busy_s if self.busy_s else 0.0
 
     def timeline(self) -> Timeline:
-        """Devices with who held them and how much of their memory, and jobs with where they were."""
+        """Return a timeline with a track of slices and memory per device, and a track of phases per job."""
         timeline = Timeline()
         for one in self.slices:
             timeline.track("devices", one.device).spans.extend(_spans(one))
@@ -208,9 +209,9 @@ class Recorder:
         return timeline
 
     def _holdings(self, one: Slice) -> list[Holding]:
-        """The device memory of the job's state in ``one``: from its resume until its suspend has freed it.
+        """Return the device memory of the job's state in slice ``one``, from its resume to its suspend's end.
 
-        A suspend says how much that is. A job that ends reports nothing: it has what its last resume brought.
+        A suspend reports the size. A job that ends reports none, so the size of its last suspend counts.
         """
         if one.resumed_s is None or one.parked_s is None:
             return []
@@ -221,7 +222,7 @@ class Recorder:
 
 
 def _spans(one: Slice) -> list[Span]:
-    """The resume, the slice proper and the suspend of ``one``, as far as they are over."""
+    """Return the spans of the resume, the training and the suspend of slice ``one``; none before its end."""
     if one.resumed_s is None or one.parked_s is None or one.trained_until_s is None:
         return []
     name = f"{one.job} #{one.number}"

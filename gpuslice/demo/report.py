@@ -1,4 +1,4 @@
-"""What the demonstration found: as a table, as JSON, as a page and as a trace."""
+"""The result of the demonstration, as a table, as JSON, as a page and as a trace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PAINTS = {
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One job's outcome. Digests are SHA-256 of parameters and optimizer state, empty for a failed run."""
+    """The outcome of one job. Digests are SHA-256 of parameters and optimizer state; empty after failures."""
 
     name: str
     about: str
@@ -45,7 +45,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SwitchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of hands: ``blackout_s`` is suspend + handoff + resume."""
+    """One change of the device to another job. ``blackout_s`` is suspend + handoff + resume."""
 
     at_s: float
     leaving: str
@@ -58,7 +58,7 @@ class SwitchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Over all jobs. ``share_lost`` is blackout over ``busy_s``, from first to last progress."""
+    """Totals of all jobs. ``share_lost`` is blackout over ``busy_s``: from first to last progress."""
 
     wall_s: float
     busy_s: float
@@ -69,7 +69,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``gpuslice demo --json`` writes; the keys stay."""
+    """The output of ``gpuslice demo --json``. The keys do not change."""
 
     ok: bool
     device: str
@@ -85,7 +85,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def job_result(
     training: Training, record: JobRecord, digests: tuple[str, str], last_loss: float | None
 ) -> JobResult:
-    """Put one job's outcome together; ``digests`` are those of the shared and of the undisturbed run."""
+    """Return one job's outcome. ``digests`` are those of the shared and of the undisturbed run."""
     shared, undisturbed = digests
     return JobResult(
         name=training.name,
@@ -106,7 +106,7 @@ def job_result(
 def result(
     recorder: Recorder, jobs: Sequence[JobResult], about: Mapping[str, Any], directory: Path
 ) -> Result:
-    """Put everything together; ``about`` holds ``device``, ``quantum_s`` and ``wall_s``."""
+    """Return the result of the demonstration. ``about`` holds ``device``, ``quantum_s`` and ``wall_s``."""
     blackouts_s = [switch.blackout_s for switch in recorder.switches]
     return Result(
         ok=all(job.equal and job.exit_code == 0 for job in jobs),
@@ -151,7 +151,7 @@ def write(found: Result, recorder: Recorder) -> None:
 
 
 def show(found: Result, console: Console) -> None:
-    """Print the table and what follows from it."""
+    """Print the table, the summary and the paths of the page and the trace."""
     table = Table(
         title="Against the undisturbed runs",
         title_justify="left",
@@ -175,7 +175,7 @@ def show(found: Result, console: Console) -> None:
 
 
 def headline(found: Result) -> str:
-    """Return what the demonstration shows, in one sentence."""
+    """Return one sentence that sums up the demonstration."""
     jobs, different = len(found.jobs), sum(not job.equal for job in found.jobs)
     shared = f"{jobs} jobs shared {found.device} at {1 - found.totals.share_lost:.2f} of its speed"
     if different:

@@ -1,4 +1,4 @@
-"""The demonstration as it happens: a live picture on a terminal, plain lines elsewhere."""
+"""Live output of the demonstration: a picture on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BAR_WIDTH = 24
 
 
 class Screen(Protocol):
-    """Somewhere to show what happens; a context manager."""
+    """A live output of the shared run, as a context manager."""
 
     def __enter__(self) -> Screen: ...
 
@@ -31,14 +31,14 @@ class Screen(Protocol):
     ) -> None: ...
 
     def observe(self, event: Event, now: float, commands: Sequence[Command]) -> None:
-        """Called after the recorder has taken note."""
+        """Show an event. It is called after the recorder has recorded the event."""
         ...
 
 
 def open_screen(
     console: Console, recorder: Recorder, trainings: Sequence[Training], elapsed_s: Callable[[], float]
 ) -> Screen:
-    """A live picture if ``console`` is a terminal, else plain lines."""
+    """Return a live picture if ``console`` is a terminal, else plain lines."""
     steps = {training.name: training.steps for training in trainings}
     if console.is_terminal:
         return Picture(console, recorder, steps, elapsed_s)
@@ -46,7 +46,7 @@ def open_screen(
 
 
 class Lines:
-    """One line for each start, switch and end."""
+    """An output with one line for each start, switch and end."""
 
     def __init__(self, console: Console, recorder: Recorder, steps: Mapping[str, int]) -> None:
         self._console = console
@@ -59,10 +59,10 @@ class Lines:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def observe(self, event: Event, now: float, commands: Sequence[Command]) -> None:
-        """Print a line if ``event`` deserves one."""
+        """Print a line if ``event`` is a suspend, a resume or an end."""
         now_s = self._recorder.since_start_s(now)
         if isinstance(event, Exited):
             self._print(now_s, self._recorder.jobs[event.job], f"ended with exit code {event.code}")
@@ -78,7 +78,7 @@ class Lines:
         for command in commands:
             if isinstance(command, Tell) and isinstance(command.message, Resume):
                 job = self._recorder.jobs[command.job]
-                if job.slices[-1].resumed_s is not None:  # it was there before anybody knew that it might be
+                if job.slices[-1].resumed_s is not None:  # Resumed came before the Resume
                     self._resumed(now_s, job)
 
     def _resumed(self, now_s: float, job: JobRecord) -> None:
@@ -93,7 +93,7 @@ class Lines:
 
 
 class Picture:
-    """The device and the jobs, drawn anew some times a second."""
+    """A table of the device and the jobs that is drawn again several times a second."""
 
     def __init__(
         self, console: Console, recorder: Recorder, steps: Mapping[str, int], elapsed_s: Callable[[], float]
@@ -113,10 +113,10 @@ class Picture:
         self._live.stop()
 
     def observe(self, event: Event, now: float, commands: Sequence[Command]) -> None:
-        """The next drawing will show it."""
+        """Do nothing: the next drawing shows the event."""
 
     def render(self) -> RenderableType:
-        """The present picture."""
+        """Return the present picture."""
         table = Table(expand=False, pad_edge=False)
         for header in ("job", "on", "progress"):
             table.add_column(header)

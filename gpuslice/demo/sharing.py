@@ -1,4 +1,4 @@
-"""The trainings under a scheduler of their own: ``up``, ``submit``, ``wait`` and ``down``, as users do it."""
+"""The shared run under its own scheduler: ``up``, ``submit``, ``wait`` and ``down``, as users call them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpuslice.verbs import JobInfo
 from .recorder import Observer
 from .training import SCRIPTS, Training, steady
 
-#: Far more than the demonstration takes; a job that hangs is reported instead of waited for.
+#: Far more time than the demonstration takes. Then a job that hangs is reported.
 _PATIENCE_S = 600.0
 _LOOK_AGAIN_S = 0.125
 _TMPFS = Path("/dev/shm")
@@ -37,21 +37,21 @@ def run_sharing(
     observe: Observer,
     look: Callable[[Sequence[JobInfo]], None],
 ) -> None:
-    """Run the trainings on ``device`` in turn until all have ended; leave no process and no snapshot.
+    """Run the trainings in turns on ``device`` until all have ended. Leave no process and no snapshot.
 
     Parameters
     ----------
     directory
-        The scheduler's: private and short-named. The scripts' output is in ``logs`` in it.
+        The scheduler's directory: private, with a short path. The scripts' output is in its ``logs``.
     observe
-        Told of every event, when it happened, and what the scheduler did about it.
+        Called with every event, its time, and the scheduler's commands that followed.
     look
-        Told now and then how the jobs stand.
+        Called several times a second with the state of the jobs.
 
     Raises
     ------
     EnvironmentUnusableError
-        If they do not end.
+        If the trainings do not end in time.
     """
     tmpfs = _TMPFS if os.access(_TMPFS, os.W_OK) else None
     with (
@@ -83,7 +83,7 @@ def run_sharing(
 
 @contextmanager
 def _scheduler(device: DeviceName, quantum_s: float, directory: Path) -> Iterator[Client]:
-    """A scheduler in the background, as ``gpuslice up`` starts it; taken down at the end, with its jobs."""
+    """Start a scheduler in the background, as ``gpuslice up`` does. At the end, end it and its jobs."""
     words = ("--devices", torch_name(device), "--policy", "rr", "--quantum", f"{quantum_s:f}s")
     try:
         with uninterrupted():
@@ -92,9 +92,9 @@ def _scheduler(device: DeviceName, quantum_s: float, directory: Path) -> Iterato
             yield client
     finally:
         with uninterrupted(), Client(directory) as client, suppress(EnvironmentUnusableError):
-            client.down()  # unless it did not come up
+            client.down()  # the error is that it did not start
 
 
 def torch_name(device: DeviceName) -> str:
-    """What a script calls ``device``: the slots of the host are all ``cpu``."""
+    """Return torch's name of ``device``: ``cpu`` for every slot of the host."""
     return "cpu" if device.kind == "cpu" else str(device)

@@ -1,4 +1,4 @@
-"""The demonstration's jobs: unmodified scripts, how they are started, and what they printed."""
+"""The demonstration's jobs: unmodified scripts, their commands, and their output."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _LOSS = re.compile(r"^step \d+ loss (\S+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One script.
+    """One script of the demonstration.
 
     Attributes
     ----------
     name
-        Its name, and the script's without ``.py``.
+        Name of the job, and of the script without ``.py``.
     about
-        What it trains on what, in a few words.
+        Model and data, in a few words.
     steps
-        Optimizer steps.
+        Number of optimizer steps.
     options
-        Further arguments.
+        Further arguments of the script.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Training:
     options: tuple[str, ...] = ()
 
     def words(self, device: str) -> list[str]:
-        """The script and its arguments, for ``device`` as torch names it."""
+        """Return the script's path and its arguments. ``device`` is torch's name."""
         return [
             str(SCRIPTS / f"{self.name}.py"),
             "--steps",
@@ -53,7 +53,7 @@ TRAININGS = (
 
 
 def steady(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` without gpuslice's own variables, and with what makes two runs compute alike.
+    """Return ``environ`` without gpuslice's variables, and with settings that make two runs compute alike.
 
     The order of floating-point sums depends on the number of threads and, on a GPU, on cuBLAS' workspaces.
     """
@@ -62,12 +62,12 @@ def steady(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def digest(output: Path) -> str:
-    """The digest of the finished model in a script's output; empty if there is none."""
+    """Return the finished model's digest from a script's output; empty if there is none."""
     found = _DIGEST.search(output.read_text(encoding="utf-8", errors="replace"))
     return found[1] if found else ""
 
 
 def last_loss(output: Path) -> float | None:
-    """The last loss that the script printed, if any."""
+    """Return the last loss in a script's output; None if there is none."""
     losses = _LOSS.findall(output.read_text(encoding="utf-8", errors="replace"))
     return float(losses[-1]) if losses else None

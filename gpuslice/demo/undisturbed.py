@@ -1,4 +1,4 @@
-"""Each training on its own, without any gpuslice: what the shared runs are compared with."""
+"""The undisturbed run: each training without gpuslice, for comparison with the shared run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def run_undisturbed(
     clock: Clock,
     done: Callable[[str, int], None],
 ) -> dict[str, str]:
-    """Run every training, side by side, and return the digests by name (empty for one that failed).
+    """Run the trainings side by side. Return their digests by name; a failed one has an empty digest.
 
     Parameters
     ----------
     done
-        Called with the name and exit code of each that ends.
+        Called with the name and exit code of each training that ends.
     """
     logs.mkdir(parents=True, exist_ok=True)
     processes = Processes(logs)

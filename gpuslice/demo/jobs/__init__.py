@@ -1,1 +1,1 @@
-"""Three training scripts and their data, as anybody might write them: nothing here knows of gpuslice."""
+"""Three ordinary training scripts and their data. None of them uses gpuslice."""

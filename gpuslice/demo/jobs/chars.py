@@ -16,7 +16,7 @@ WIDTH = 96
 
 
 class Passages(Dataset[tuple[Tensor, Tensor]]):
-    """Every stretch of ``CONTEXT`` characters, and the same one character later."""
+    """The dataset of all stretches of ``CONTEXT`` characters, each with the stretch one character later."""
 
     def __init__(self, text: str) -> None:
         self.alphabet = sorted(set(text))
@@ -31,7 +31,7 @@ class Passages(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Writer(nn.Module):
-    """Two causal transformer blocks between an embedding and a head that share their weights."""
+    """A model of two causal transformer blocks between an embedding and a head with shared weights."""
 
     def __init__(self, letters: int) -> None:
         super().__init__()

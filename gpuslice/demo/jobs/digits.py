@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def load() -> TensorDataset:
-    """Images, 1 x 8 x 8 in 0..1, and labels."""
+    """Return the images, 1 x 8 x 8 with values in 0..1, and their labels."""
     with Path(__file__).with_name("digits.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     pixels = torch.tensor([[int(grey, 17) for grey in row["pixels"]] for row in rows])

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def load() -> TensorDataset:
-    """Measurements, standardized, and cultivars 0..2."""
+    """Return the standardized measurements and the cultivars, 0..2."""
     with Path(__file__).with_name("wine.csv").open(newline="") as file:
         rows = [[float(cell) for cell in row] for row in list(csv.reader(file))[1:]]
     table = torch.tensor(rows)
