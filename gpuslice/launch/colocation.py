@@ -37,11 +37,11 @@ def run_together(
     Parameters
     ----------
     settings
-        Checked ones; their device is where all of them run.
+        Settings from `command.check`. All scripts run on their device.
     seconds
-        How long all are to train at the same time; alone, they train as long together again.
+        Time that all scripts train at once. The times in which they train alone add up to it, too.
     directory
-        Empty; for what the jobs write.
+        An empty directory for the jobs' files.
     begin
         Starts a process, as ``subprocess.Popen`` does.
 
@@ -50,7 +50,7 @@ def run_together(
     UsageError
         If a script fails or does not train, with its last lines.
     EnvironmentUnusableError
-        If they do not come to train together, or one does not end.
+        If the scripts do not get to train together, or one does not end.
     """
     with measured_scripts(names, commands, settings, directory, begin) as members:
         for member in members:
@@ -64,7 +64,7 @@ def run_together(
 
 
 def _alternate(members: Sequence[MeasuredScript], seconds: float) -> None:
-    """Let all scripts train at once, then each alone, in turn, until they shared ``seconds`` of training."""
+    """Let all scripts train at once, then one alone, in turn, until all trained at once for ``seconds``."""
     deadline = _Deadline(members, 10 * seconds + _PATIENCE_S)
     step_s = _warm_up(members, deadline)
     if len(members) == 1:
@@ -108,7 +108,7 @@ def _train(members: Sequence[MeasuredScript], seconds: float, deadline: _Deadlin
 
 
 class _Deadline:
-    """Watches the scripts now and then, up to a time limit."""
+    """A time limit for all scripts, which also restarts scripts that have ended."""
 
     def __init__(self, members: Sequence[MeasuredScript], seconds: float) -> None:
         self._members = members

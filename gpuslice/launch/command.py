@@ -1,4 +1,4 @@
-"""Execute the user's command for ``gpuslice run``, in this process, with the hooks on PYTHONPATH."""
+"""The user's command of ``gpuslice run``: its check, environment and execution, with hooks on PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 SITEDIR = Path(__file__).resolve().parent / "sitedir"
 #: Variable set by the launcher. Pythons below it then check whether they train.
 LAUNCH = "GPUSLICE_LAUNCH"
-#: Variable with the place of gpuslice, for an interpreter in an environment without it.
+#: Variable with the paths of gpuslice's packages, for interpreters in environments without it.
 _PACKAGES = "GPUSLICE_PACKAGES"
-#: The parts of gpuslice, and what it imports in a process that trains.
+#: The packages of gpuslice, and those that it imports in a process that trains.
 _NEEDED = (
     *("gpuslice", "gpuslice.checkpoint", "gpuslice.kernels", "gpuslice.profiler", "gpuslice.sched_core"),
     *("msgspec", "numpy", "psutil", "pynvml", "xxhash", "zmq"),
@@ -43,7 +43,7 @@ def command_line(words: Sequence[str]) -> list[str]:
     Raises
     ------
     UsageError
-        If there is nothing to run, or what is to be run does not exist.
+        If there is nothing to run, or the script or command does not exist.
     """
     if not words:
         raise UsageError("nothing to run", "give a script, -m module, or -- and a command")
@@ -69,14 +69,14 @@ def command_line(words: Sequence[str]) -> list[str]:
 
 
 def check(settings: Settings, *, inputs: Iterable[Path] = ()) -> Settings:
-    """Refuse settings that cannot work. Return them with paths independent of the working directory.
+    """Raise if the settings cannot work. Return them with absolute paths.
 
     These are cheap checks without importing torch. The job itself checks more when it starts.
 
     Parameters
     ----------
     inputs
-        What is run or read, which no output may overwrite.
+        Files that are run or read. No output may overwrite them.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def check(settings: Settings, *, inputs: Iterable[Path] = ()) -> Settings:
 def with_route(settings: Settings, words: Sequence[str]) -> Settings:
     """Return the settings, with the vmm route for ``auto`` if the script records CUDA graphs.
 
-    Only if that route works here, and the GPU is certain: named, or the only one.
+    The settings change only if that route works here and the GPU is certain: named, or the only one.
     """
     if settings.route != Route.AUTO.value:
         return settings
@@ -139,12 +139,12 @@ def with_route(settings: Settings, words: Sequence[str]) -> Settings:
 
 
 def check_driver_is_loaded(settings: Settings, device: DeviceName) -> None:
-    """Refuse a GPU on a machine that has no driver.
+    """Raise if ``device`` is a GPU and no NVIDIA driver is loaded.
 
     Raises
     ------
     EnvironmentUnusableError
-        Naming the option that asked for it.
+        The error names the option that asked for the GPU.
     """
     if device.kind == "cuda" and not _has_nvidia_driver():
         asked, instead = f"--route {settings.route}", "--route tensor"
@@ -168,7 +168,7 @@ def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str
 
 
 def _package_paths() -> str:
-    """Return which compiled modules fit, and NAME=PATH of each package, as ``sitecustomize`` reads them."""
+    """Return the text of ``GPUSLICE_PACKAGES``: suffix of compiled modules, then NAME=PATH per package."""
     found = [EXTENSION_SUFFIXES[0]]
     for name in _NEEDED:
         spec = find_spec(name)
@@ -181,8 +181,8 @@ def _package_paths() -> str:
 def execute(words: Sequence[str], settings: Settings) -> NoReturn:
     """Replace this process by the user's command.
 
-    Nothing of gpuslice stays around it: ``__main__``, ``sys.argv``, signals, exit code, stdout and tracebacks
-    are the command's own.
+    No process of gpuslice stays around the command: ``__main__``, ``sys.argv``, signals, exit code, stdout
+    and tracebacks are its own.
     """
     command = command_line(words)
     settings = msgspec.structs.replace(settings, job=expand(settings.job, words), command=fingerprint(words))
@@ -197,14 +197,14 @@ def execute(words: Sequence[str], settings: Settings) -> NoReturn:
 
 
 def fingerprint(words: Sequence[str]) -> str:
-    """Return a text that is equal for equal commands."""
+    """Return a short hash of a command. Equal commands have equal hashes."""
     return blake2b("\0".join(words).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
 def begin_anew(settings: Settings) -> Settings:
-    """Remove what earlier runs of a named job left, if the settings say so, and return what is left to do.
+    """Remove the snapshots of a named job if ``fresh`` is set. Return the settings, with ``fresh`` then off.
 
-    A script may yet name its job. Then its own process removes them.
+    If the script itself names its job later, the job's process removes them.
 
     Raises
     ------
@@ -221,7 +221,7 @@ def begin_anew(settings: Settings) -> Settings:
 
 
 def begun_anew(job: str, removed: Sequence[StoreInfo]) -> str:
-    """Return the sentence about what was removed so that a job starts from the beginning."""
+    """Return the message about the snapshots that were removed so that a job begins anew."""
     found = [f"boundary {info.boundary}" for info in removed if info.restartable]
     return f"job {job} begins anew; removed: {', '.join(found) or 'nothing, there was no snapshot'}"
 
@@ -229,23 +229,23 @@ def begun_anew(job: str, removed: Sequence[StoreInfo]) -> str:
 def check_outputs(
     outputs: Mapping[str, Path | None], *, inputs: Iterable[Path | None] = (), devices: bool = False
 ) -> None:
-    """Refuse output files that could not be written at the end (`check_writable`), before the work is done.
+    """Raise if an output file cannot be written (`check_writable`) or would overwrite another file.
 
-    A file that is also read, or that two options name, is refused, too: one of the two would be lost.
+    The latter is a file that is also read, or that two options name.
 
     Parameters
     ----------
     outputs
-        Files by option; ``None``: not wanted.
+        Output files by option; ``None`` for those not wanted.
     inputs
-        Files that are read; ``None``: not given.
+        Files that are read; ``None`` for those not given.
     devices
         True to accept any path that is no directory, such as ``/dev/stdout``.
 
     Raises
     ------
     UsageError
-        Naming the option.
+        The error names the option.
     """
     taken = {os.path.realpath(path): "what is read" for path in inputs if path is not None}
     for option, path in outputs.items():
@@ -257,12 +257,12 @@ def check_outputs(
 
 
 def check_writable(option: str, path: str) -> None:
-    """Refuse a file that could not be written at the end, by trying it.
+    """Raise if a file cannot be written, by creating a draft beside it.
 
     Raises
     ------
     UsageError
-        Naming the option.
+        The error names the option.
     """
     directory = os.path.dirname(path)
     if not os.path.isdir(directory):
@@ -274,7 +274,7 @@ def check_writable(option: str, path: str) -> None:
     try:
         if os.path.exists(path) and not os.access(path, os.W_OK):
             raise PermissionError
-        # Not every file system that seems to be writable is.
+        # Some file systems look writable and are not.
         draft = draft_path(Path(path))
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW))
         draft.unlink()
@@ -284,7 +284,7 @@ def check_writable(option: str, path: str) -> None:
 
 
 def rank_path(path: Path, rank: int) -> Path:
-    """Return where a rank reports: rank 0 in ``FILE.json`` itself, rank 1 in ``FILE.rank1.json``."""
+    """Return the file of a rank's report: ``FILE.json`` for rank 0, ``FILE.rank1.json`` for rank 1."""
     return path if rank == 0 else path.with_suffix(f".rank{rank}{path.suffix}")
 
 

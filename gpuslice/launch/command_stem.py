@@ -1,4 +1,4 @@
-"""The name of what a command trains: the stem of its script's name, as the first part of a job's id."""
+"""The stem of a job's id, taken from the name of the script that its command runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuslice.launch.sitedir.sitecustomize import LAUNCHERS, program_of
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
 _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-#: Options that name a module to torchrun and other launchers.
+#: Options by which torchrun and other launchers get a module's name.
 _MODULE_OPTIONS = frozenset({"-m", "--module"})
 _SCRIPTS = (".py", ".pyc", ".sh")
 #: Separators of commands in a shell's line.
@@ -26,7 +26,7 @@ _MOST_CHARACTERS = 50
 
 
 def stem(words: Sequence[str]) -> str:
-    """Return a name for the job of a command: that of its script or module, else of the command itself.
+    """Return a name for a command's job: the name of its script or module, else of the command.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def stem(words: Sequence[str]) -> str:
 
 
 def _script(command: Sequence[str]) -> str:
-    """Return the name of the script or module that a command runs. Return an empty text if none is seen."""
+    """Return the name of the script or module that a command runs; empty if none is found."""
     for number, word in enumerate(command):
         rest = command[number:]
         if _PYTHON.fullmatch(PurePath(word).name):
@@ -69,7 +69,7 @@ def _of_python(command: Sequence[str]) -> str:
 
 
 def _of_shell(command: Sequence[str]) -> str:
-    """Return the name of what a shell's line or script runs."""
+    """Return the name of the script or command that a shell command runs; empty if none is found."""
     for word, following in zip(command[1:], [*command[2:], ""], strict=True):
         if word.startswith("-") and word.endswith("c"):
             lines = list(_simple_commands(following))
@@ -82,12 +82,12 @@ def _of_shell(command: Sequence[str]) -> str:
 
 
 def _simple_commands(line: str) -> Iterator[list[str]]:
-    """Yield the commands of a shell's line, without what is set or said before each."""
+    """Yield the commands of a shell's line, without the variables and keywords before each."""
     lexer = shlex.shlex(line.replace("\n", ";"), posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     try:
         tokens = list(lexer)
-    except ValueError:  # a quote that is not closed, say: the shell will tell
+    except ValueError:  # such as a quote that is not closed: the shell reports it
         tokens = line.split()
     command: list[str] = []
     for token in [*tokens, ";"]:
@@ -100,7 +100,7 @@ def _simple_commands(line: str) -> Iterator[list[str]]:
 
 
 def _plain(command: Sequence[str]) -> Iterator[str]:
-    """Yield a command's words from its name on: variables, keywords and ``env`` may stand before it."""
+    """Yield a command's words from its name on, without the variables, keywords and ``env`` before it."""
     begun = False
     for word in command:
         before = word in _KEYWORDS or word == "env" or _ASSIGNMENT.fullmatch(word)

@@ -11,14 +11,14 @@ FIRST_GPU = DeviceName("cuda", 0)
 
 
 def named_device(device: str, route: Route) -> DeviceName | None:
-    """Return the device that the settings name; None if it is still to be found.
+    """Return the device that the settings name or imply; None if the script's use decides.
 
     Parameters
     ----------
     device
         ``cpu``, ``cpu:1``, ``cuda:0``, or empty.
     route
-        The routes that exist on GPUs only stand for the first one.
+        A route that exists on GPUs only implies the first GPU.
 
     Raises
     ------

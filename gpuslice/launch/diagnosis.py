@@ -33,7 +33,7 @@ _CHECK_DEADLINE_S = 300
 
 
 class RouteState(msgspec.Struct, frozen=True):
-    """Whether a route works on a device; if not, why, and what to do."""
+    """The state of a route on a device: available, or the reason why not and a remedy."""
 
     available: bool
     reason: str
@@ -52,7 +52,7 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
     slower
         With ``--check``: why copies take slower paths than they could.
     notes
-        Of a GPU: what keeps jobs from sharing it, or its name from being sure.
+        For a GPU: why jobs cannot share it, or why its name is not certain.
     """
 
     name: str
@@ -81,7 +81,7 @@ class SelfTest(msgspec.Struct, frozen=True):
 
 
 class DriverState(msgspec.Struct, frozen=True):
-    """NVIDIA's driver and the newest CUDA that it serves, or why there is none."""
+    """NVIDIA's driver and the newest CUDA version that it supports, or the problem with the driver."""
 
     version: str | None
     cuda: str | None
@@ -109,9 +109,9 @@ class MeasuredState(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     age_s
-        Since they were measured; ``None`` if they have not been for these GPUs and this driver.
+        Seconds since the measurement; ``None`` if there is none for these GPUs and this driver.
     problems
-        What could not be measured, or why nothing is known.
+        What could not be measured, or why there is no measurement.
     """
 
     age_s: float | None = None
@@ -121,7 +121,7 @@ class MeasuredState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpaceState(msgspec.Struct, frozen=True):
-    """Space of a file system."""
+    """The space of a file system."""
 
     path: str
     total_bytes: int
@@ -154,7 +154,7 @@ class RamDiskState(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything ``gpuslice doctor --json`` prints; docs/json.md explains the keys.
+    """The output of ``gpuslice doctor --json``. docs/json.md explains the keys.
 
     Attributes
     ----------
@@ -332,7 +332,7 @@ def _space(path: str) -> SpaceState | None:
 
 
 def _meminfo() -> dict[str, int]:
-    """Return ``/proc/meminfo``: sizes in bytes, and page counts."""
+    """Return the numbers in ``/proc/meminfo`` by name: sizes in bytes, and page counts."""
     found = {}
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         name, value, *unit = line.replace(":", " ").split()

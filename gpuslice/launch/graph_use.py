@@ -1,4 +1,4 @@
-"""Find out from its source whether a script records CUDA graphs, which only the vmm route can move."""
+"""A search of a script's source for CUDA graphs, which only the vmm route can move."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from gpuslice.launch.script_source import syntax_of
 
-#: Names in torch that record graphs, and modes of ``torch.compile`` that do.
+#: Names in torch that record graphs, and modes of ``torch.compile`` that record graphs.
 _NAMES = {"CUDAGraph", "make_graphed_callables"}
 _MODES = {"reduce-overhead", "max-autotune", "cudagraphs", "triton.cudagraphs"}
 
 
 def find_graph_use(words: Sequence[str]) -> str:
-    """Return where a command's scripts, or modules beside them, record graphs: ``train.py:12``; else "".
+    """Return where a command's scripts or their modules record CUDA graphs: ``train.py:12``; else "".
 
     Parameters
     ----------

@@ -23,12 +23,12 @@ def expand(name: str, words: Sequence[str]) -> str:
     name
         The name, with fields or without.
     words
-        The command: of an option that stands there twice, the last value counts.
+        The command. If an option is given twice, its last value counts.
 
     Raises
     ------
     UsageError
-        If the command has no such option, naming those that there are.
+        If the command has no such option. The error names its options.
     """
     if "{" not in name:
         return name
@@ -48,7 +48,7 @@ def expand(name: str, words: Sequence[str]) -> str:
 
 
 def options(words: Sequence[str]) -> dict[str, str]:
-    """Return the values of a command's options by their names, in which ``_`` stands for ``-``."""
+    """Return the values of a command's options by name. ``_`` replaces ``-`` in the names."""
     found: dict[str, str] = {}
     for word, following in zip(words, [*words, ""][1:], strict=True):
         if option := _OPTION.fullmatch(word):
@@ -61,13 +61,13 @@ def options(words: Sequence[str]) -> dict[str, str]:
 
 
 def differing_options(words: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Return the names of the options that have other values in ``words`` than in ``others``."""
+    """Return the names of options in ``words`` whose values differ from those in ``others``."""
     there = options(others)
     return [name for name, value in options(words).items() if there.get(name) != value]
 
 
 def _value(word: str) -> str:
-    """Return the word behind an option if it is a value, else an empty text."""
+    """Return ``word`` if it can be the value of the option before it, else an empty text."""
     return "" if word.startswith("-") and not _NUMBER.fullmatch(word) else word
 
 

@@ -1,4 +1,4 @@
-"""The trials of an experiment so far, kept in a file until the experiment is complete."""
+"""The trials that an experiment has completed, kept in a file until the experiment is complete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KeptTrials:
     Parameters
     ----------
     path
-        Made if it is not there.
+        The file. It is made if it does not exist.
 
     Raises
     ------
@@ -59,13 +59,13 @@ class KeptTrials:
         self._file.close()
 
     def add(self, trial: Trial) -> None:
-        """Keep ``trial``, so that it outlives this process."""
+        """Append ``trial`` to the list and to the file."""
         self.trials.append(trial)
         self._file.write(msgspec.json.encode(trial) + b"\n")
         self._file.flush()
 
     def forget(self) -> None:
-        """Remove the file: the experiment is complete and reported."""
+        """Remove the file, once the experiment is complete and reported."""
         self.path.unlink(missing_ok=True)
 
     def _load(self) -> list[Trial]:
@@ -84,7 +84,7 @@ class KeptTrials:
 
 
 def kept_path(state: Path, commands: Sequence[Sequence[str]], device: str, numbers: Sequence[object]) -> Path:
-    """Return an experiment's file. It depends on scripts, folder, device and ``numbers``.
+    """Return the path of an experiment's file. It depends on scripts, folder, device and ``numbers``.
 
     The number of rounds does not matter: a longer experiment continues a shorter one.
     """

@@ -1,4 +1,4 @@
-"""Measured rates of the GPUs' links, and the file in the user's cache that keeps them.
+"""The measured rates of the GPUs' links, and the file in the user's cache that keeps them.
 
 Imports no torch: a child process measures.
 """
@@ -20,7 +20,7 @@ _FILE = "link_rates.json"
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """Measured rates of one GPU: page-locked copies in 1e9 bytes per second, and the cost of locking.
+    """The measured rates of one GPU: page-locked copies in 1e9 bytes per second, and the cost of locking.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """Copy rate from one GPU to another; ``direct`` if without a detour through the host."""
+    """The copy rate from one GPU to another. ``direct`` is True if copies do not go through the host."""
 
     source: str
     target: str
@@ -43,7 +43,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Output of the child process."""
+    """The output of the child process."""
 
     rates: dict[str, Rates]
     peers: list[Peer]
@@ -56,11 +56,12 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     measured_at_s
-        Unix time.
+        Unix time of the measurement.
     driver
-        The driver's version then.
+        The driver's version at that time.
     uuids
-        UUIDs of the GPUs by their names then. The rates do not apply to other GPUs, or in another order.
+        UUIDs of the GPUs by their names at that time. The rates do not apply to other GPUs or
+        to another order.
     """
 
     measured_at_s: float
@@ -76,12 +77,12 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(driver: str, uuids: Mapping[str, str], now_s: float) -> Measured:
-    """Measure these GPUs now.
+    """Measure these GPUs in a child process, and return the measurement.
 
     Raises
     ------
     EnvironmentUnusableError
-        If the process that does it fails altogether.
+        If the child process fails.
     """
     outcome = _in_child(list(uuids))
     return Measured(
@@ -114,7 +115,7 @@ def load(environ: Mapping[str, str]) -> Measured | None:
     Raises
     ------
     EnvironmentUnusableError
-        If the file is there and cannot be read.
+        If the file exists and cannot be read.
     """
     path = cache_directory(environ) / _FILE
     try:

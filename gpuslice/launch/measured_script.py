@@ -1,4 +1,4 @@
-"""One script of an experiment: its process, which is started again if it ends early, and its recordings."""
+"""One script of an experiment: its process, which is restarted if it ends early, and its recordings."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from gpuslice.types import DeviceName
 
 Begin = Callable[..., "subprocess.Popen[Any]"]
 
-#: Least number of intervals: warm-up is at most half of them, so some are left.
+#: Least number of step intervals. Warm-up is at most half of them, so some are left.
 LEAST_INTERVALS = 10
 _ENDING_S = 60.0
 _LAST_LINES = 10
-#: Starts of a script that ends before two steps, after which it fails.
+#: Most starts of a script that ends before two steps. Then the experiment fails.
 _EMPTY_STARTS = 3
 
 
@@ -44,14 +44,14 @@ def measured_scripts(
     *,
     take_turns: bool = False,
 ) -> Iterator[list[MeasuredScript]]:
-    """Yield the scripts of a trial, not yet started. At the end none of their processes is left.
+    """Yield the scripts of a trial, not yet started. Kill all their processes at the end.
 
     Parameters
     ----------
     settings
-        Checked ones; their device is where all of them run.
+        Settings from `command.check`. All scripts run on their device.
     directory
-        Empty; for what the jobs write.
+        An empty directory for the jobs' files.
     begin
         Starts a process, as ``subprocess.Popen`` does.
     """
@@ -93,19 +93,19 @@ class MeasuredScript:
         self._earlier = 0
         self._process: subprocess.Popen[Any] | None = None
         self.recordings: list[Recording] = []
-        #: Spans in which its processes were halted, on the host's monotonic clock.
+        #: Spans in which the script's processes were halted, by the host's monotonic clock.
         self.halts: list[Span] = []
         self._halted_s: float | None = None
 
     @property
     def control(self) -> StepControl:
-        """Control of the running process."""
+        """The control of the running process."""
         assert self._control is not None, "it was started"
         return self._control
 
     @property
     def intervals(self) -> int:
-        """Number of intervals of all starts."""
+        """Number of step intervals in all starts of the script."""
         return self._earlier + self.control.intervals
 
     @property
@@ -123,13 +123,13 @@ class MeasuredScript:
         self.start()
 
     def halt(self) -> None:
-        """Stop its processes until ``proceed``. Their memory stays."""
+        """Stop the script's processes (SIGSTOP) until ``proceed``. Their memory stays."""
         if self._halted_s is None and self._process is not None:
             self._halted_s = time.perf_counter()
             _signal_group(self._process.pid, signal.SIGSTOP)
 
     def proceed(self) -> None:
-        """Let its processes go on if they were halted."""
+        """Continue the script's processes if they were halted."""
         if self._halted_s is not None:
             if self._process is not None:
                 _signal_group(self._process.pid, signal.SIGCONT)
@@ -137,11 +137,11 @@ class MeasuredScript:
             self._halted_s = None
 
     def stop(self) -> None:
-        """Make it end at its next boundary."""
+        """Make the script end at its next boundary."""
         self.control.stop()
 
     def finish(self) -> None:
-        """Wait until it has ended, and take its recording."""
+        """Wait until the script has ended, and read its recording."""
         if self._process is None:
             return
         try:
@@ -154,7 +154,7 @@ class MeasuredScript:
         self._take(self._process)
 
     def kill(self) -> None:
-        """Kill all of its processes."""
+        """Kill all processes of the script, and close its control."""
         if self._process is not None:
             _end_group(self._process.pid)
             self._process.wait()
@@ -162,7 +162,7 @@ class MeasuredScript:
             self._control.close()
 
     def start(self) -> None:
-        """Start the script, with a file of its own to record into."""
+        """Start the script, which records into a new file."""
         self.proceed()
         away = self._control is not None and self._control.away
         self.starts += 1
@@ -189,7 +189,7 @@ class MeasuredScript:
         keep_on_cores(self._process.pid, self._device, settings.cpu_slots)
 
     def _take(self, process: subprocess.Popen[Any]) -> None:
-        """Take the recording of an ended process, and end processes that it left behind."""
+        """Read the recording of an ended process, and kill processes that it left behind."""
         status = process.wait()
         _end_group(process.pid)
         self._process = None
@@ -211,7 +211,7 @@ class MeasuredScript:
 
 
 def _end_group(pid: int) -> None:
-    """End the processes of a script's session."""
+    """Kill the processes of a script's process group."""
     _signal_group(pid, signal.SIGKILL)
 
 
@@ -232,12 +232,12 @@ def keep_on_cores(pid: int, device: DeviceName, slots: int) -> None:
     """Bind a process that was just started to the cores of ``device``, if that is a host slot."""
     cores = device_cores(device, slots)
     if cores is not None:
-        with suppress(ProcessLookupError):  # it may have ended already
+        with suppress(ProcessLookupError):  # the process may have ended already
             os.sched_setaffinity(pid, cores)
 
 
 def visible_to_job(device: DeviceName, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the environment in which unmodified scripts, which name ``cuda``, find ``device``."""
+    """Return ``environ`` such that ``cuda`` in an unmodified script means ``device``."""
     if device.kind != "cuda" or not device.index:
         return environ
     listed = [one for one in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpuslice.errors import ConfigError
 from gpuslice.types import MAX_RANKS, DeviceName
 
-#: Variable set by the process with the hooks, for its descendants; see sitedir/sitecustomize.py.
+#: Variable that the process with the hooks sets for its descendants; see sitedir/sitecustomize.py.
 ARMED = "GPUSLICE_ARMED"
 
 
@@ -24,14 +24,15 @@ class RankIdentity:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> RankIdentity:
-        """Read ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``; without them it is alone.
+        """Return the identity that ``environ`` holds; without variables, rank 0 of 1.
 
-        Without ``LOCAL_WORLD_SIZE`` all ranks are on this node.
+        The variables are ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE`` and ``LOCAL_WORLD_SIZE``. Without the last
+        one all ranks are on this node.
 
         Raises
         ------
         ConfigError
-            If one is no number of ranks.
+            If one of them is no possible number.
         """
         rank, world_size = _stated(environ, "RANK", 0), _stated(environ, "WORLD_SIZE", 1)
         local_world_size = _stated(environ, "LOCAL_WORLD_SIZE", world_size)
@@ -39,7 +40,7 @@ class RankIdentity:
 
     @classmethod
     def in_group(cls, rank: int, world_size: int, environ: Mapping[str, str]) -> RankIdentity:
-        """Return the identity of a process group's member, with what fits of the launcher's variables.
+        """Return the identity of a process group's member, with its rank on the node from the launcher.
 
         If no launcher gives the rank on the node, all ranks are taken to be on this one.
         """
@@ -65,7 +66,7 @@ class RankIdentity:
         """
         if first.index is None:
             return first
-        # Each rank has as many as the first.
+        # Each rank has as many GPUs as the first.
         start = self.local_rank * len(first.indices)
         index, *further = (start + index for index in first.indices)
         return DeviceName(first.kind, index, tuple(further))

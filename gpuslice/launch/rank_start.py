@@ -1,4 +1,4 @@
-"""Start the ranks of a script that takes its rank from its launcher, as torchrun does."""
+"""The command that starts the ranks of a script by torchrun, if the script expects a launcher."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TRAINER = ("ray", "TorchTrainer")
 
 
 def with_ranks(words: Sequence[str], ranks: int) -> list[str]:
-    """Return the words of a job of ``ranks`` devices, with torchrun if its script expects a launcher.
+    """Return the words of a job with ``ranks`` ranks, with torchrun added if its script expects a launcher.
 
     Parameters
     ----------
     words
-        As ``gpuslice submit`` has them. ``--`` and a command stay as they are.
+        As ``gpuslice submit`` has them. ``--`` and a command are not changed.
     """
     if ranks < 2 or not words or words[0] == "--":
         return list(words)
@@ -42,7 +42,7 @@ def with_ranks(words: Sequence[str], ranks: int) -> list[str]:
 
 
 def as_ranks(words: Sequence[str], ranks: int) -> list[str]:
-    """Return the words with which torchrun starts a script as ``ranks`` ranks. A command stays as it is."""
+    """Return the words with which torchrun starts a script as ``ranks`` ranks. A command is not changed."""
     if words[0] == "--":
         return list(words)
     script = ["--module", *words[1:]] if words[0] == "-m" else list(words)
@@ -50,12 +50,12 @@ def as_ranks(words: Sequence[str], ranks: int) -> list[str]:
 
 
 def is_told_ranks(words: Sequence[str], most: int) -> bool:
-    """Return True if a command is torchrun without a number of ranks, which its environment can set.
+    """Return True if a command is torchrun without a number of ranks. Its environment can then set it.
 
     Raises
     ------
     UsageError
-        If it is torchrun on several nodes, or with another number than ``most``, which would never fit.
+        If it is torchrun on several nodes, or with a number of ranks other than ``most``.
     """
     command = list(words[1:] if words and words[0] == "--" else words)
     if not _is_torchrun(command):
@@ -78,7 +78,7 @@ def _is_torchrun(command: Sequence[str]) -> bool:
 
 
 def _value(command: Sequence[str], option: str) -> str | None:
-    """Return the value of ``--option`` in ``command``, in either of torchrun's spellings; None without it."""
+    """Return the value of ``--option`` in ``command``, spelled with ``-`` or ``_``; None if not given."""
     for word, after in zip(command, [*command[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if name.startswith("--") and name[2:].replace("_", "-") == option:
@@ -87,7 +87,7 @@ def _value(command: Sequence[str], option: str) -> str | None:
 
 
 def find_rank_use(words: Sequence[str]) -> str:
-    """Return where a command's scripts expect a launcher: ``train.py:12``; "" if they need none."""
+    """Return where a command's scripts expect a launcher: ``train.py:12``; "" if they expect none."""
     found = trainer = ""
     libraries, starts = set[str](), False
     for path, node in syntax_of(words):

@@ -1,4 +1,4 @@
-"""Run a command that records its own steps, and read the recordings, for the command line."""
+"""The run of a command whose ranks record their steps, and the reading of the recordings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def record(words: Sequence[str], settings: Settings, steps: int, directory: Path
     Parameters
     ----------
     directory
-        Empty; the ranks write into it.
+        An empty directory, into which the ranks write.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def record(words: Sequence[str], settings: Settings, steps: int, directory: Path
 
 
 def _run(command: Sequence[str], environ: dict[str, str]) -> int:
-    """Run ``command`` and return its exit status. Signals to end are passed on to it."""
+    """Run ``command`` and return its exit status. SIGTERM is passed on to it."""
     try:
         process = subprocess.Popen(command, env=environ)
     except OSError as error:
@@ -84,7 +84,7 @@ def read(path: Path) -> Recording:
     Raises
     ------
     EnvironmentUnusableError
-        If it is none.
+        If the file holds none.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Recording)

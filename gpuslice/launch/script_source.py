@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-#: Most files read: a script's own modules, not a whole library beside it.
+#: Most files to read: enough for a script's own modules, but not for a whole library beside it.
 _MOST_FILES = 100
 
 

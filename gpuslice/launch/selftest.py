@@ -1,7 +1,7 @@
-"""``python -m gpuslice.launch.selftest DEVICE ...``: empty each device of a few tensors and bring them back.
+"""``python -m gpuslice.launch.selftest DEVICE ...``: move a few tensors off each device and back.
 
-Prints one JSON object, device -> an `Outcome`. Run in a process of its own, because it imports torch and
-makes CUDA contexts.
+It prints one JSON object, device -> an `Outcome`. It runs in a process of its own, because it imports torch
+and makes CUDA contexts.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _SIZES = (1, 4097, 3 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Why the tensor route does not work on a device, if so, and why copies take slower paths there."""
+    """The problem of the tensor route on a device (empty: none), and why copies take slower paths there."""
 
     problem: str
     slower: tuple[str, ...] = ()
 
 
 def examine(name: str) -> Outcome:
-    """Move a few tensors off a device, through an arena as a job's, and back. Return the outcome."""
+    """Move a few tensors from a device to an arena and back, as a suspend does. Return the outcome."""
     try:
         device = open_device(DeviceName.parse(name))
         tensors = [torch.arange(n, device=device.torch_device).to(torch.uint8) for n in _SIZES]

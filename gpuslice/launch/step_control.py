@@ -2,7 +2,7 @@
 
 The job writes how many intervals it has recorded. The observer writes that the job must end at its next
 boundary, or that it is another job's turn. This costs less than a microsecond per boundary. Only a job whose
-turn is over waits, for a byte in a pipe.
+turn is over has to wait: for a byte in a pipe.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class StepControl:
     Parameters
     ----------
     path
-        A file of that size.
+        A file of four such words.
     turns
-        The pipe's open end; -1 without one.
+        The descriptor of the pipe's open end; -1 without a pipe.
     """
 
     def __init__(self, path: Path, turns: int = -1) -> None:
@@ -40,7 +40,7 @@ class StepControl:
         if not takes_turns:
             return cls(path)
         os.mkfifo(_turns_path(recording), 0o600)
-        # Both ends: opening does not wait for the job, and the job reads to an end when we are gone.
+        # Both ends: opening does not wait for the job. The job reads end-of-file when this process is gone.
         return cls(path, os.open(_turns_path(recording), os.O_RDWR | os.O_CLOEXEC))
 
     @classmethod
@@ -51,7 +51,7 @@ class StepControl:
 
     @classmethod
     def of_turns(cls, recording: Path) -> StepControl | None:
-        """Return the job's end, if it takes turns with others; None for any other job."""
+        """Return the job's end of the control if the job takes turns with others, else None."""
         pipe = _turns_path(recording)
         if not pipe.exists():
             return None
@@ -69,7 +69,7 @@ class StepControl:
         return self._words[_INTERVALS]
 
     def passed(self, intervals: int) -> bool:
-        """Write that the job has recorded ``intervals`` intervals. Return True if it must end."""
+        """Write that the job has recorded ``intervals`` intervals. Return True if the job must end."""
         self._words[_INTERVALS] = intervals
         return self._words[_STOP] != 0
 
@@ -92,7 +92,7 @@ class StepControl:
         self._words[_AWAY] = 1
 
     def grant(self) -> None:
-        """Give the turn to a job that is suspended."""
+        """Give the turn to the job, which is suspended."""
         if self.away:
             self._words[_AWAY] = self._words[_SUSPENDED] = 0
             os.write(self._turns, b"1")

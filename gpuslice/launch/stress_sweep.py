@@ -1,4 +1,4 @@
-"""Run loads of known kinds and intensities beside a script, and beside a load of the same kind."""
+"""Runs of loads of known kinds and intensities beside a script, and beside a load of the same kind."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ def sweep(
     seed: int,
     directory: Path,
 ) -> tuple[Stressed, ...]:
-    """Return the effects of loads and a script on each other: each level for ``seconds``, with pauses.
+    """Run a script beside loads of ``kinds``, each level for ``seconds``. Return their effects on each other.
 
     Parameters
     ----------
     settings
-        Checked ones; their device is what is loaded.
+        Settings from `command.check`. Their device is loaded.
     seed
         Seed of the order of the loads.
     directory
-        Empty; for what the processes write.
+        An empty directory for the processes' files.
 
     Raises
     ------
     UsageError
         If the script fails or does not train.
     EnvironmentUnusableError
-        If the load cannot be made here, or something does not come to an end.
+        If the load cannot be made on this machine, or a process does not end.
     """
     with measured_scripts([name], [words], settings, directory) as (job,):
         job.start()
@@ -84,7 +84,7 @@ def sweep(
 def reference(
     settings: Settings, kinds: Sequence[str], seconds: float, seed: int, directory: Path
 ) -> tuple[Stressed, ...]:
-    """Return the effects of loads of each of ``kinds`` on a load of the same kind at full intensity."""
+    """Run loads of each kind beside a load of the same kind at full intensity. Return their effects."""
     found: list[Stressed] = []
     for kind in kinds:
         phases = schedule([kind], seconds, seed)
@@ -99,7 +99,7 @@ def reference(
 
 
 class _Halter:
-    """Halts a job during ``spans``, in seconds since the load began. The real times count."""
+    """A switch that halts a job during ``spans``, in seconds since the load began. The real times count."""
 
     def __init__(self, job: MeasuredScript, load: _Stressor, spans: Sequence[Span]) -> None:
         self._job, self._load, self._spans = job, load, spans
@@ -118,7 +118,7 @@ class _Halter:
 
 
 class _Stressor:
-    """A process that loads the device, and its log."""
+    """A process that loads the device and writes a log."""
 
     def __init__(self, phases: Sequence[Phase], settings: Settings, path: Path) -> None:
         self._log, self._ready = path.with_suffix(".json"), path.with_suffix(".ready")
@@ -138,11 +138,11 @@ class _Stressor:
 
     @property
     def loading(self) -> bool:
-        """True if its schedule has begun."""
+        """True if the load's schedule has begun."""
         return self._ready.exists()
 
     def check(self) -> None:
-        """Raise if the process has failed."""
+        """Raise ``EnvironmentUnusableError`` if the process has failed."""
         if self.process.poll():
             lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()
             raise EnvironmentUnusableError(
@@ -155,7 +155,7 @@ class _Stressor:
         self.process.terminate()
 
     def finish(self, seconds: float, look: Callable[[], object] = lambda: None) -> StressLog:
-        """Return the log when the schedule of ``seconds`` is over. ``look`` is called meanwhile."""
+        """Wait until the schedule of ``seconds`` is over, calling ``look`` meanwhile. Return the log."""
 
         def ended() -> bool:
             self.check()

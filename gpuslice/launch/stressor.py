@@ -25,12 +25,12 @@ _Unit = Callable[[], None]
 
 
 def check_kinds(words: str, device_kind: str) -> tuple[str, ...]:
-    """Return the kinds of load in ``words``, separated by commas.
+    """Return the kinds of load that ``words`` lists, separated by commas.
 
     Raises
     ------
     UsageError
-        If one is unknown, or there is nothing on the device that it could load.
+        If one is unknown, or none is given, or the device has no part that a kind could load.
     """
     kinds = tuple(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
     unknown = [kind for kind in kinds if kind not in KINDS]
@@ -44,12 +44,12 @@ def check_kinds(words: str, device_kind: str) -> tuple[str, ...]:
 
 
 def stressors(device_kind: str) -> Mapping[str, Callable[[], _Unit]]:
-    """Return functions that make the units of each kind on such a device.
+    """Return functions that make a unit of work of each kind, for a kind of device.
 
     Raises
     ------
     EnvironmentUnusableError
-        If the library that makes them is missing.
+        If the library that the units need is missing.
     """
     try:
         if device_kind == "cpu":
@@ -73,18 +73,18 @@ def perform(
     worked: Callable[[], float] = time.thread_time,
     idle: Callable[[float], None] = time.sleep,
 ) -> StressLog:
-    """Load the device by ``schedule``.
+    """Load the device by ``schedule``, and return the log of the units' ends.
 
     Parameters
     ----------
     make
-        Makes the units of each kind; all are made, and each is called once, before the first phase.
+        Makes the unit of each kind. All units are made, and called once, before the first phase.
     stopped
-        Asked after each unit whether to end.
+        Called around each unit. Returns True to end.
     ready
         Called when the schedule begins.
     clock, worked, idle
-        The time, the time of it in which this thread worked, and a pause.
+        Functions that return the time, return this thread's working time, and pause.
     """
     units = {phase.kind: make[phase.kind]() for phase in schedule if phase.kind}
     for unit in units.values():
@@ -110,7 +110,7 @@ def perform(
 
 
 def main(log: str, device_kind: str, schedule: str) -> None:
-    """Run the process that the module describes."""
+    """Load a device by ``schedule`` (JSON), and write the log to the file ``log``."""
     asked: list[int] = []
 
     def ask(signum: int, frame: FrameType | None) -> None:
@@ -118,7 +118,7 @@ def main(log: str, device_kind: str, schedule: str) -> None:
 
     signal.signal(signal.SIGTERM, ask)
     phases = msgspec.json.decode(schedule, type=list[Phase])
-    # A GPU works behind the host's back: there the time of a unit is what it worked.
+    # The host does not work while a GPU does, so a unit's whole time counts there.
     worked = time.thread_time if device_kind == "cpu" else time.perf_counter
     ready = Path(log).with_suffix(".ready").touch
     found = perform(phases, stressors(device_kind), lambda: bool(asked), ready, worked=worked)

@@ -1,4 +1,4 @@
-"""Run unmodified scripts in turns on one device: one trains, the others are suspended."""
+"""Runs of unmodified scripts in turns on one device: one trains, the others are suspended."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def run_sliced(
     directory: Path,
     begin: Begin = subprocess.Popen,
 ) -> tuple[Run, ...] | None:
-    """Run ``commands`` in turns of ``turn_s`` seconds, with suspends and resumes like the scheduler's.
+    """Run ``commands`` in turns of ``turn_s`` seconds, with suspends like the scheduler's. Return their runs.
 
     Parameters
     ----------
     settings
-        Checked ones; their device is where all of them run.
+        Settings from `command.check`. All scripts run on their device.
     seconds
-        How long to measure; whole cycles count, at least two.
+        Time to measure. Whole cycles count, at least two.
     directory
-        Empty; for what the jobs write.
+        An empty directory for the jobs' files.
     begin
         Starts a process, as ``subprocess.Popen`` does.
 
@@ -57,7 +57,7 @@ def run_sliced(
         If a script passes no boundary for very long, or does not end.
     """
     with measured_scripts(names, commands, settings, directory, begin, take_turns=True) as members:
-        # One after the other: the device need not have room for all of them.
+        # One after the other: the device may not have room for all of them.
         for member in members:
             _begin(member)
         cycles = _take_turns(members, seconds, turn_s)
@@ -73,8 +73,8 @@ def run_sliced(
 def _take_turns(members: Sequence[MeasuredScript], seconds: float, turn_s: float) -> list[list[Span]] | None:
     """Return whole cycles of all members' turns that last for ``seconds``; None if scripts end too soon.
 
-    The first cycle does not count, because memory for the snapshots is set up in it; nor does one in which or
-    before which a script was started again.
+    The first cycle does not count, because it sets up memory for the snapshots. A cycle does not count either
+    if a script was started again in it or just before it.
     """
     cycles: list[list[Span]] = []
     counted_s, broken, settled = 0.0, 0, False

@@ -1,4 +1,4 @@
-"""Convert a scheduler's ``cuda:N`` into a process's ``cuda:M``, and back. Pure functions; no torch.
+"""Conversion of a scheduler's ``cuda:N`` to a process's ``cuda:M`` and back. Pure functions; no torch.
 
 A rank sees all GPUs that the scheduler sees, so that it can move, but in its own order: the GPU of its first
 lease is where the rank's script looks for it. ``CUDA_VISIBLE_DEVICES`` gives CUDA this order.
@@ -26,15 +26,15 @@ _MODE_CAUTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpus:
-    """A process's numbers of the scheduler's GPUs.
+    """The numbers that a process gives to the scheduler's GPUs.
 
     Attributes
     ----------
     all_gpus
-        Words for ``CUDA_VISIBLE_DEVICES`` in the order of the scheduler's numbers; empty where the two number
-        alike.
+        Words for ``CUDA_VISIBLE_DEVICES`` in the order of the scheduler's numbers; empty if both number the
+        GPUs alike.
     order
-        The scheduler's numbers, in the order of the process's.
+        The scheduler's numbers, in the order of the process's numbers.
     """
 
     all_gpus: tuple[str, ...] = ()
@@ -42,19 +42,19 @@ class VisibleGpus:
 
     @classmethod
     def for_lease(cls, all_gpus: str, leased: int, *, local_rank: int, own: str) -> VisibleGpus:
-        """Return the order for a process that has not begun CUDA.
+        """Return the numbers for a process that has not begun CUDA.
 
         Parameters
         ----------
         all_gpus
-            What the scheduler shows its jobs.
+            The GPUs that the scheduler shows its jobs.
         leased
             The scheduler's number of the GPU of the first lease.
         local_rank
-            Where scripts look for it: ``cuda:0`` alone, ``cuda:{LOCAL_RANK}`` in a gang.
+            The number by which the script names that GPU: 0 alone, ``LOCAL_RANK`` in a gang.
         own
-            What the script has set the variable to: who shows himself fewer GPUs than there are local ranks
-            looks for his at ``cuda:0``.
+            The script's own value of the variable. A script that shows itself fewer GPUs than there are local
+            ranks names its GPU ``cuda:0``.
         """
         words = tuple(all_gpus.split(",")) if all_gpus else ()
         if leased >= len(words):
@@ -65,7 +65,7 @@ class VisibleGpus:
 
     @classmethod
     def as_begun(cls, all_gpus: str, shown: str | None) -> VisibleGpus:
-        """Return the order in a process whose CUDA has begun while the variable was ``shown``."""
+        """Return the numbers in a process whose CUDA has begun while the variable was ``shown``."""
         words = tuple(all_gpus.split(",")) if all_gpus else ()
         if shown is None or not words:
             return cls()
@@ -78,7 +78,7 @@ class VisibleGpus:
 
     @property
     def variable(self) -> str:
-        """Value of ``CUDA_VISIBLE_DEVICES``; empty to leave it unchanged."""
+        """The value of ``CUDA_VISIBLE_DEVICES``; empty to leave the variable unchanged."""
         return ",".join(self.all_gpus[number] for number in self.order)
 
     def inside(self, name: DeviceName) -> DeviceName:
@@ -87,7 +87,7 @@ class VisibleGpus:
         Raises
         ------
         SuspendRefusedError
-            If the process cannot see it.
+            If the process cannot see the device.
         """
         if name.kind != "cuda" or not self.all_gpus:
             return name
@@ -106,13 +106,13 @@ class VisibleGpus:
 
 
 def hides_all(value: str) -> bool:
-    """Return True if a script with this value wants no GPU: CUDA ignores all from an unknown one on."""
+    """Return True if ``CUDA_VISIBLE_DEVICES=value`` hides all GPUs: CUDA stops at the first unknown entry."""
     first = value.split(",")[0].strip()
     return first == "" or first.startswith("-")
 
 
 def all_visible(numbers: Sequence[int], shown: str | None) -> str:
-    """Return the GPUs that a scheduler shows its jobs: those that it sees, or all."""
+    """Return the GPUs that a scheduler shows its jobs: its own ``CUDA_VISIBLE_DEVICES``, or all numbers."""
     return shown.replace(" ", "") if shown is not None else ",".join(map(str, numbers))
 
 

@@ -1,8 +1,8 @@
-"""Run in every Python that `gpuslice run` starts: run the user's own sitecustomize, then wait for torch.
+"""The sitecustomize of every Python below `gpuslice run`: installs the hooks once torch is imported.
 
-A process that trains gets the hooks. Any other process that imports torch prepares to become a rank, which it
-does when it joins a process group. All code here uses the standard library only, and must not keep a script
-from running.
+A process that trains gets the hooks. Any other process that imports torch is prepared to become a rank when
+it joins a process group. The user's own sitecustomize runs, too. All code here uses the standard library
+only, and must not keep a script from running.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the real `typing` would cost every Python below us some mil
 #: Launchers: they import torch, but their children train.
 LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch"}
 LAUNCHERS |= {"accelerate.commands.launch", "deepspeed.launcher.runner", "deepspeed.launcher.launch"}
-#: Beginning of the code that multiprocessing gives its children, and its server that never trains.
+#: Beginnings of the code that multiprocessing runs in its children, and in its server, which never trains.
 CHILD, RESOURCE_TRACKER = "from multiprocessing.", "from multiprocessing.resource_tracker"
 #: Scripts that compile for torch; they never train.
 COMPILERS = ("/_inductor/compile_worker/__main__.py", "/_inductor/__autotune_main__.py")
@@ -35,7 +35,7 @@ ARMED = "GPUSLICE_ARMED"
 
 
 def trains(environ: Mapping[str, str], argv: Sequence[str]) -> bool:
-    """Return True if a process with this environment and command line is one that trains."""
+    """Return True if a process with this environment and command line trains."""
     if "GPUSLICE_LAUNCH" not in environ:
         return False
     flag, program = program_of(argv)
@@ -65,7 +65,7 @@ def program_of(argv: Sequence[str]) -> tuple[str, str]:
             next(words, "")
         if word[:2] == "--":
             continue
-        for end, flag in enumerate(word[1:], 2):  # flags may stand together, and before their value
+        for end, flag in enumerate(word[1:], 2):  # flags may be joined, also with a value
             if flag in "cmWX":
                 value = word[end:] or next(words, "")
                 if flag in "cm":
@@ -89,7 +89,7 @@ RAY_TRAINERS = ("ray.train.v2.torch.torch_trainer", "ray.train.torch.torch_train
 class AfterImport:
     """A finder that calls `first` right before a module is imported and `then` after.
 
-    A mere search for the module is no import.
+    Searching for the module alone does not call them.
     """
 
     def __init__(self, name: str, then: Callable[[], None], first: Callable[[], None] = lambda: None) -> None:
@@ -125,7 +125,7 @@ def _watch(spec: ModuleSpec, first: Callable[[], None], then: Callable[[], None]
 
 
 class _Spec(importlib.machinery.ModuleSpec):
-    """A spec until its module is imported: ``import`` marks in it that the import begins and ends.
+    """A module's spec in which ``import`` marks the begin and the end of the import, to call the functions.
 
     This leaves no frame of ours below the import, so errors that torch raises have the user's own traceback.
     """
@@ -140,12 +140,12 @@ class _Spec(importlib.machinery.ModuleSpec):
         notes["_initializing"] = begins
         if begins:
             watch = notes["_watch"] = notes["loader"]
-            if isinstance(watch, _Loader):  # it was not replaced by another one
+            if isinstance(watch, _Loader):  # no other loader has replaced it
                 watch.first()
             return
         self.__class__ = importlib.machinery.ModuleSpec  # type: ignore[assignment]
         watch = notes.pop("_watch")
-        if isinstance(watch, _Loader) and self.name in sys.modules:  # it has not failed
+        if isinstance(watch, _Loader) and self.name in sys.modules:  # the import has not failed
             watch.then()
 
 
@@ -241,7 +241,7 @@ class PackagePaths:
             self._places[name] = where
 
     def needed(self) -> bool:
-        """Return True if this environment lacks one of them, or if they do not fit it."""
+        """Return True if this environment lacks one of the packages, or if they do not fit this Python."""
         return not self.fits or not all(map(_is_there, self._places))
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -260,7 +260,7 @@ def _is_there(name: str) -> bool:
 
 
 def why_out_of_reach(error: ImportError) -> str:
-    """Return why gpuslice, or what it needs, cannot be imported here although it is installed elsewhere."""
+    """Return why gpuslice or one of its dependencies cannot be imported in this environment."""
     for finder in sys.meta_path:
         if isinstance(finder, PackagePaths) and not finder.fits:
             return f"it has Python {sys.version_info[0]}.{sys.version_info[1]}, gpuslice is there for another"
@@ -268,12 +268,12 @@ def why_out_of_reach(error: ImportError) -> str:
 
 
 def check_torch(version: str) -> None:
-    """Refuse a torch that gpuslice does not work with.
+    """Raise if ``version`` is of a torch that gpuslice does not work with.
 
     Raises
     ------
     ImportError
-        Naming the version.
+        If it is too old. The error names the version.
     """
     numbers = [int(number) for number in version.split(".")[:2] if number.isdecimal()]
     if len(numbers) == 2 and (numbers[0], numbers[1]) < OLDEST_TORCH:
@@ -287,7 +287,7 @@ class MainThreadCalls:
     """
 
     def __init__(self) -> None:
-        #: The function to call, once gpuslice is imported; it gets the main thread's frame.
+        #: The function to call with the main thread's frame, once gpuslice is imported.
         self.gpuslice_answer: Callable[[FrameType | None], None] | None = None
 
     def watch(self) -> None:
@@ -302,7 +302,7 @@ class MainThreadCalls:
 
 
 def load_shim() -> None:
-    """Put the vmm route's memory shim under torch, if that is the job's route; it must come before torch."""
+    """Load the vmm route's memory shim, if that is the job's route. This has to happen before torch loads."""
     if os.environ.get("GPUSLICE_ROUTE") != "vmm":
         return
     try:
@@ -324,7 +324,7 @@ def install_hooks(early: EarlyThreads | None = None) -> None:
 
 
 def change_trainer(name: str) -> None:
-    """Make Ray's trainer in that module call the training function in this process, which is a rank."""
+    """Make Ray's trainer in module ``name`` call the training function in this process, which is a rank."""
     _install_or_warn(lambda: importlib.import_module("gpuslice.hooks.ray_trainer").install(name))
 
 
@@ -345,7 +345,7 @@ def _install_or_warn(install: Callable[[], None]) -> None:
 
 
 def _refuse(why: str) -> None:
-    """Report that there are no hooks, and end the script if the user asked for suspends."""
+    """Report that there are no hooks, and why. End the script if the user asked for suspends."""
     _say(f"gpuslice: no hooks in this process: {why}\n")
     wanted = ("GPUSLICE_SUSPEND_EVERY", "GPUSLICE_SUSPEND_AT", "GPUSLICE_SOCKET")
     if any(os.environ.get(name, "") not in ("", "0") for name in wanted):
@@ -358,12 +358,12 @@ def _say(text: str) -> None:
 
 
 def run_user_sitecustomize() -> None:
-    """Run the sitecustomize that this one hides, as if it had been found in the first place."""
+    """Run the user's sitecustomize, which this one hides, as if Python had found it first."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None:
-        # What `site` expects where there is none: it goes on silently, and no module remains.
+        # `site` expects this error if there is none, and goes on silently.
         raise ImportError("no sitecustomize of the user's own", name="sitecustomize")
     module = importlib.util.module_from_spec(spec)
     sys.modules["sitecustomize"] = module
