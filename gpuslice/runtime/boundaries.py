@@ -1,4 +1,4 @@
-"""Boundaries: where the job may park, counted; and ``boundary()``, their explicit form.
+"""Counts boundaries: the points of a script where its job may park. ``boundary()`` marks one explicitly.
 
 docs/run.md says which moments are boundaries and how they are numbered. Counting is the hot path:
 one addition and one comparison per boundary. Nothing here knows torch.
@@ -16,59 +16,59 @@ from gpuslice.runtime.threads.training_thread import TrainingThread
 
 #: A ``stop_at`` that no boundary reaches.
 NEVER = sys.maxsize
-#: After how many optimizer steps without a new batch a loop counts as one without a DataLoader
+#: With more optimizer steps than this without a new batch, a loop counts as one without a DataLoader
 #: (a GAN's critic steps several times on one batch).
 LOADERLESS_STEPS = 16
-#: After how many backward passes without a batch or a step it counts as one without an optimizer, too
-#: (an attack on one batch, gradients accumulated over many), unless it has had neither so far.
+#: With more backward passes than this without a batch or a step, a loop counts as one without an optimizer
+#: (an attack on one batch, gradients accumulated over many). Before any batch or step, the first pass counts.
 STEPLESS_BACKWARDS = 64
-#: After how many calls of modules without any of these it counts as one that only evaluates.
+#: With more module calls than this without a batch, step or pass, a loop counts as one that only evaluates.
 EVALUATION_CALLS = 16
 
 
 class Controller(Protocol):
-    """Decides what happens at the boundaries it asked for by setting ``BoundaryCounter.stop_at``."""
+    """The part that decides what happens at a boundary. It asks for one by ``BoundaryCounter.stop_at``."""
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
-        """Called in the thread that trains; sets ``stop_at`` anew, else it is called again at the next one.
+        """Act at a boundary, in the thread that trains. Return the signals to deliver (``ending.deliver``).
 
-        Returns the signals whose handlers could not run meanwhile (``ending.deliver``).
+        Unless the controller sets ``stop_at`` anew, it is called again at the next boundary.
         """
         ...
 
 
 class BoundaryCounter:
-    """Counts the boundaries of one process and calls the controller at those it asked for.
+    """The counter of one process's boundaries. It calls the controller at the boundaries that it asked for.
 
     Attributes
     ----------
     count
-        Boundaries passed so far; the number of the latest one. A job that continues from a snapshot sets it.
+        Number of boundaries so far, and so of the latest one. A job that continues from a snapshot sets it.
     steps
-        Optimizer steps done.
+        Number of optimizer steps so far.
     thread
-        The thread whose boundaries these are. The hooks ask it before they tell of anything.
+        The thread whose boundaries count. The hooks ask it before they note anything.
     stop_at
         The first boundary that concerns the controller. Other threads may set it.
     explicit
-        Whether the script marks its boundaries itself; then the hooks count none.
+        True if the script marks its boundaries itself. The hooks then count none.
     amid_graphs
-        Whether the latest boundary is of a backward pass or a call: graphs may be alive that go on.
+        True if the latest boundary is at a backward pass or a module call: graphs may still be in use.
     counts_module_calls
-        Whether there was no batch, step or backward pass since the script began to evaluate.
+        True if there was no batch, step or backward pass since the script began to evaluate.
     went_on_from
-        Where the snapshot of a former process was taken that this one has gone on from; 0 without one.
+        The boundary of the former process's snapshot that this process went on from; 0 without a snapshot.
     hooked
-        Whether DataLoaders tell of their fetches by themselves.
+        True if DataLoaders report their fetches by themselves.
     compiled_step
-        Set by compiled code each time that it has made an optimizer step.
+        Set to True by compiled code whenever it has made an optimizer step.
     save_at, saver
-        The first boundary that concerns ``saver``, and whom to call there (after the controller): it takes
+        The first boundary at which to call ``saver``, after the controller, and the saver. It takes
         checkpoints and sets ``save_at`` anew.
     recorder
         Called at every boundary, before all others, if a profile is recorded.
     callback_at
-        The first boundary at which one of those is called that `call_at` was given.
+        The first boundary at which a callback of `call_at` is due.
     """
 
     __slots__ = (
@@ -121,20 +121,20 @@ class BoundaryCounter:
         return bool(self.steps) or (self.amid_graphs and not self.counts_module_calls)
 
     def fetching(self) -> Sequence[int]:
-        """A DataLoader is about to fetch a batch; returns the signals to deliver."""
+        """Note that a DataLoader is about to fetch a batch. Return the signals to deliver."""
         self.settle_steps()
         self._steps_since_fetch = self._backwards_since_step = 0
         self.counts_module_calls = False
         return self._cross() if self._by_hooks else ()
 
     def stepped(self) -> Sequence[int]:
-        """An optimizer step has ended, outside backward; the signals to deliver."""
+        """Note that an optimizer step has ended, outside a backward pass. Return the signals to deliver."""
         self.settle_steps()
         self._count_step()
         return self._cross() if self._loaderless and self._by_hooks else ()
 
     def settle_steps(self) -> bool:
-        """Count the step that compiled code has made since this was last asked; whether there was one."""
+        """Count the step that compiled code has made since the last call. Return True if there was one."""
         settled, self.compiled_step = self.compiled_step, False
         if settled:
             self._count_step()
@@ -151,7 +151,7 @@ class BoundaryCounter:
         return self._steps_since_fetch > LOADERLESS_STEPS
 
     def backward_ended(self) -> Sequence[int]:
-        """An outermost backward pass has ended; returns the signals to deliver."""
+        """Note that an outermost backward pass has ended. Return the signals to deliver."""
         stepped = self.compiled_step and self.settle_steps()
         self._backwards_since_step += 1
         self.counts_module_calls = False
@@ -159,49 +159,52 @@ class BoundaryCounter:
         return self._cross(True) if counts and self._by_hooks else ()
 
     def expect_steps(self) -> None:
-        """There is an optimizer, so the first backward passes come before its first step."""
+        """Note that there is an optimizer: backward passes before its first step are no boundaries yet."""
         self._backwards_since_step = 0
 
     def expect_calls(self) -> None:
-        """The script begins to evaluate: calls of modules count, until something better does."""
+        """Note that the script begins to evaluate. Module calls count until a batch, step or pass."""
         self._calls_since = 0
         self.counts_module_calls = True
 
     def calling(self) -> Sequence[int]:
-        """An outermost module is about to be called; returns the signals to deliver."""
+        """Note that an outermost module is about to be called. Return the signals to deliver."""
         self._calls_since += 1
         counts = self._calls_since > EVALUATION_CALLS
         return self._cross(True) if counts and self._by_hooks else ()
 
     def mark(self) -> Sequence[int]:
-        """The script says that this is a boundary, and from now on only it does; the signals to deliver."""
+        """Count a boundary that the script marks, and from now on only such. Return signals to deliver."""
         self.settle_steps()
         self.leave_to_script()
         return self._cross()
 
     def leave_to_script(self) -> None:
-        """From now on only the script says what is a boundary."""
+        """Count only boundaries that the script marks itself, from now on."""
         self.explicit = True
         self._by_hooks = False
 
     def forget_controller(self) -> None:
-        """Go on counting, but never park or save again."""
+        """Drop the controller and all callbacks: go on counting, but never park or save again."""
         self.controller = self.saver = self.recorder = None
         self.stop_at = self.save_at = self.callback_at = NEVER
         self._callbacks.clear()
 
     def call_at(self, boundary: int, callback: Callable[[int], None]) -> None:
-        """Have it called once, at the first boundary from that one on. A later call replaces this one."""
+        """Have ``callback`` called once, at the first boundary from number ``boundary`` on.
+
+        A later request for the same callback replaces this one.
+        """
         self._callbacks[callback] = boundary
         self.callback_at = min(self._callbacks.values())
 
     def call_at_next(self, callback: Callable[[int], None]) -> None:
-        """The same, at the next one."""
+        """Have ``callback`` called once, at the next boundary."""
         self.call_at(self.count + 1, callback)
 
     @contextmanager
     def skipping(self) -> Iterator[None]:
-        """While this lasts the hooks neither count nor park."""
+        """Inside the block, ignore the hooks: they neither count boundaries nor park the job."""
         before, self._by_hooks = self._by_hooks, False
         try:
             yield
@@ -231,7 +234,7 @@ class BoundaryCounter:
             callback(self.count)
 
 
-#: The counter of this process. It costs nothing until a runtime gives it a controller.
+#: The counter of this process. It only counts until a runtime gives it a controller.
 counter = BoundaryCounter()
 
 
@@ -246,5 +249,5 @@ def boundary() -> None:
 
 
 def skipping() -> AbstractContextManager[None]:
-    """Batches consumed in here are being consumed again after a restart: they are no boundaries."""
+    """Inside the block, count no boundaries: after a restart, the script consumes batches there again."""
     return counter.skipping()

@@ -1,8 +1,8 @@
 """Checkpoints: snapshots of the attached state for a restart, copied while the training goes on.
 
-A checkpoint becomes visible when all of it is in the RAM disk, and until then the previous one stays. One
-that could not be taken (the RAM disk is full, something changed that should not have) costs a line on stderr,
-never the training.
+A checkpoint becomes visible when all of it is in the RAM disk, and until then the previous one stays. If a
+checkpoint cannot be taken (the RAM disk is full, a tensor changed too early), a line on stderr says so and
+the training goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from gpuslice.runtime.ending import say, undisturbed
 from gpuslice.runtime.run_report import Report
 from gpuslice.training.attached import Attached
 
-#: Starts a snapshot that copies the tensors of these paths at once; ``None`` where none can be taken.
+#: Starts and returns a snapshot that copies the tensors of the given paths at once. Returns None where no
+#: snapshot can be taken.
 Start = Callable[[Collection[str]], BackgroundSnapshot | None]
 
 
@@ -34,7 +35,7 @@ class Checkpoints:
     Parameters
     ----------
     report
-        Counts them.
+        The run report, which counts them.
     """
 
     def __init__(self, report: Report, clock: Clock | None = None) -> None:
@@ -47,11 +48,11 @@ class Checkpoints:
 
     @property
     def under_way(self) -> bool:
-        """Whether one was begun and has not been brought to its end."""
+        """True if a checkpoint was begun and is not finished."""
         return self._current is not None
 
     def begin(self, start: Start) -> bool:
-        """Begin one, after the previous one has come to its end; whether it could be taken here.
+        """Finish the previous checkpoint and begin a new one. Return False if none can be taken here.
 
         Raises
         ------
@@ -67,7 +68,10 @@ class Checkpoints:
             return self._current is not None
 
     def advance(self) -> None:
-        """In the main thread, between two batches: do what does not have to wait."""
+        """Help the checkpoint under way on, without waiting: publish it if all of it is copied.
+
+        For the main thread, between two batches.
+        """
         current = self._current
         if current is not None and current.copied:
             with _without_handlers():
@@ -77,7 +81,7 @@ class Checkpoints:
                     self.settle()
 
     def settle(self, *, keep: bool = True) -> None:
-        """Bring the one under way to its end: published, or given up. The store may be used afterwards."""
+        """Finish the checkpoint under way: publish it, or give it up. The store may be used afterwards."""
         if self._current is None:
             return
         with _without_handlers():
@@ -107,7 +111,7 @@ class Checkpoints:
             os.register_at_fork(after_in_child=self._forget)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """What waits to be copied is about to change."""
+        """Wait until the checkpoint under way is copied: the optimizer is about to change its tensors."""
         # A step that is being compiled cannot wait; the version counters show then what it changed.
         current = self._current
         if current is None or torch.compiler.is_compiling():
@@ -119,22 +123,22 @@ class Checkpoints:
         self._blocked_s += self._clock.now() - began_s
 
     def _forget(self) -> None:
-        """A forked child has neither the threads nor the store."""
+        """Forget the checkpoint under way in a fork, which has neither its threads nor the store."""
         self._current = None
 
 
 def _without_handlers() -> AbstractContextManager[None]:
-    """Inside the block the script's signal handlers wait, which run in the main thread.
+    """Hold back the script's signal handlers inside the block, if this is the main thread, which runs them.
 
-    One that raises would leave the store with a snapshot that is being written for ever; one that suspends
-    the job would wait for what it has interrupted.
+    A handler that raises would leave the store with a snapshot that is never finished. A handler that
+    suspends the job would wait for the checkpoint that it has interrupted.
     """
     main = threading.current_thread() is threading.main_thread()
     return undisturbed() if main else nullcontext()
 
 
 def obstacle(attached: Attached | None, job: str) -> str | None:
-    """Why a process of ``job`` can take no checkpoint at all, as a line for the user; ``None`` if it can."""
+    """Return why a process of ``job`` can take no checkpoint, as a line for the user; None if it can."""
     if attached is None:
         return "no checkpoints: the script names no state to save; see gpuslice.attach"
     if not job:
@@ -143,22 +147,22 @@ def obstacle(attached: Attached | None, job: str) -> str | None:
 
 
 class Schedule:
-    """Begins a checkpoint at every Nth boundary, or at the next one from which a restart is possible.
+    """The schedule of checkpoints: one at every Nth boundary, or at the next one that allows a restart.
 
     Parameters
     ----------
     checkpoints
-        Takes them.
+        Takes the checkpoints.
     boundaries
-        Calls ``at_boundary``.
+        The process's counter, which calls ``at_boundary``.
     every
-        N.
+        The number N.
     obstacle
-        Why none can be taken at all in this process, as a line for the user; ``None`` if it can.
+        Returns why this process can take no checkpoint, as a line for the user; None if it can.
     start
-        See ``Checkpoints.begin``.
+        Starts a snapshot, as for ``Checkpoints.begin``.
     hopeless
-        Whether the next boundary is no better than one at which none could be begun.
+        Returns True if no checkpoint could be begun here, and none can be at the next boundary either.
     """
 
     def __init__(
@@ -183,7 +187,7 @@ class Schedule:
         boundaries.save_at = every
 
     def at_boundary(self, boundary: int) -> None:
-        """Begin one if it is time, and help the one that is under way."""
+        """Begin a checkpoint if one is due, and help on the one that is under way."""
         self._checkpoints.advance()
         if boundary >= self._due and self._begin():
             self._due = (boundary // self._every + 1) * self._every
@@ -191,7 +195,7 @@ class Schedule:
         self._boundaries.save_at = boundary + 1 if busy else self._due
 
     def _begin(self) -> bool:
-        """Whether that is done for this time."""
+        """Try to begin the checkpoint that is due. Return False to try it again at the next boundary."""
         obstacle = self._obstacle()
         if obstacle is not None:
             if not self._complained:

@@ -1,12 +1,13 @@
-"""The newest snapshot that all ranks of a gang have stays with each of them until all have a newer one.
+"""Makes each rank of a gang keep the newest snapshot that all ranks have, until all have a newer one.
 
-Ranks take their checkpoints at the same boundaries, but not at the same instant. Any of them may be killed at
-any time, and they can go on only from a boundary of which all have a snapshot; each has two at most. So each
-announces to all others, on whichever node, which it has and which it is writing.
+Ranks take their checkpoints at the same boundaries, but not at the same instant. A rank has two snapshots at
+most, and may be killed at any time. The gang can go on only from a boundary of which all ranks have a
+snapshot. So each rank announces to all others, on all nodes, which snapshots it has and which it is writing.
 
-All of that is one value in the store of the process group, and each decision is made of the value that it
-replaces. No rank waits for another one, and none holds a lock that it could die with. A rank never announces
-what it does not have: it says that a snapshot goes before that goes, and that one is there when it is.
+The announcements are one value in the store of the process group. Each decision is made from the value that
+it replaces. No rank waits for another one, and none holds a lock that it could die with. A rank never
+announces a snapshot that it does not have: it withdraws a snapshot before deleting it, and announces a new
+one when it is complete.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from gpuslice.errors import UsageError
 from gpuslice.runtime.ending import say
 from gpuslice.runtime.shared_value import SharedValue, StoreUnavailableError
 
-#: More restartable snapshots than a rank ever has.
+#: An upper bound for the number of restartable snapshots of a rank.
 _MOST = 4
 _NONE = -1
 
 
 class Announced(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank has said.
+    """The announcement of one rank.
 
     Attributes
     ----------
     has
-        Boundaries of its snapshots that another process can go on from, the newest one last.
+        Boundaries of the rank's snapshots that another process can go on from, the newest one last.
     writing
-        That of the checkpoint that it writes.
+        Boundary of the checkpoint that the rank is writing; None if it writes none.
     changes
-        How often it has said something: no two values of the store are alike.
+        How often the rank has announced something. It makes all values of the store different.
     """
 
     has: tuple[int, ...]
@@ -45,30 +46,30 @@ class Announced(msgspec.Struct, frozen=True, array_like=True):
     changes: int = 0
 
 
-#: By rank. A rank that is not there has said nothing yet, and may have anything.
+#: The announcements by rank. A rank that is missing has announced nothing yet, and may have any snapshot.
 Announcements = dict[int, Announced]
 
 
 def newest_common(boundaries: Iterable[Collection[int]]) -> int | None:
-    """The newest boundary that every rank has, given each rank's; ``None`` if there is none."""
+    """Return the newest boundary that all ranks have, given each rank's boundaries; None if there is none."""
     common = set.intersection(*(set(of_rank) for of_rank in boundaries))
     return max(common, default=None)
 
 
 def agree(boundaries: Collection[int], world_size: int) -> list[set[int]]:
-    """Have the ranks go on from the newest boundary that all have. A collective: every rank calls it.
+    """Agree with all ranks on the newest boundary that all have. A collective: every rank calls it.
 
     Parameters
     ----------
     boundaries
-        Of this rank's restartable snapshots.
+        Boundaries of this rank's restartable snapshots.
     world_size
-        Ranks of the job.
+        Number of ranks of the job.
 
     Returns
     -------
     list of set of int
-        What each rank has up to that boundary; nothing if there is none.
+        For each rank, its boundaries up to the agreed one; empty sets if there is none.
 
     Raises
     ------
@@ -93,7 +94,7 @@ def agree(boundaries: Collection[int], world_size: int) -> list[set[int]]:
 
 
 def _device_of_collectives() -> torch.device:
-    """The host, if the process group takes tensors of it; else the GPU."""
+    """Return the device for collectives: the host, if the process group takes its tensors; else the GPU."""
     host = torch.device("cpu")
     if host in dist.distributed_c10d._get_default_group()._device_types:
         return host
@@ -101,20 +102,20 @@ def _device_of_collectives() -> torch.device:
 
 
 class CommonSnapshots:
-    """One rank's part in it: called before and after whatever changes its snapshots.
+    """One rank's view of the common snapshots. It is told before and after all changes of the rank's own.
 
     Parameters
     ----------
     store
-        Of this rank's snapshots.
+        The store of this rank's snapshots.
     rank
-        This one.
+        Number of this rank.
     agreed
-        What each rank has, as all of them have agreed on at the start.
+        The boundaries that each rank has, as returned by `agree` at the start.
     call_at_next
-        Calls what it is given at the next boundary.
+        Calls a given function at the next boundary.
     value
-        What the ranks share.
+        The value that the ranks share.
     """
 
     def __init__(
@@ -133,25 +134,25 @@ class CommonSnapshots:
         self._changes = 0
         self._writing = False
         self._failure, self._complained = "", False
-        #: The newest one that all had when this rank last heard of them.
+        #: The newest boundary that all ranks had when this rank last read the shared value.
         self._common = newest_common(agreed)
-        # Whoever is first speaks for all: everybody is known from the beginning.
+        # The first rank announces for all, as ``agreed`` says what each has. So every rank is always known.
         first = {one: Announced(tuple(sorted(has))) for one, has in enumerate(agreed)}
         self._say(lambda others: first[rank], first)
         store.finished = self.announce
 
     def announce(self) -> None:
-        """Say what there is, when a snapshot has been published or given up."""
+        """Announce this rank's snapshots, after one has been published or given up."""
         self._say(lambda others: Announced(self._has))
         self._writing = False
 
     def listen(self) -> bool:
-        """Hear what the others have got since then: to know it when the store is gone.
+        """Read which snapshots the other ranks have by now, to know it if the store is gone later.
 
         Returns
         -------
         bool
-            Whether there is nothing more to hear before the next snapshot.
+            True if there is nothing more to learn before the next snapshot.
         """
         has, awaited = self._has, True
         if self._writing:
@@ -167,7 +168,7 @@ class CommonSnapshots:
         return self._say(decide) and not awaited
 
     def _listen_on(self) -> None:
-        """Listen at each boundary from the next one on, until there is nothing more to hear."""
+        """Have `listen` called at each boundary from the next one on, until it returns True."""
         if not self._listening:
             self._listening = True
             self._call_at_next(self._listen_at)
@@ -178,13 +179,13 @@ class CommonSnapshots:
             self._listen_on()
 
     def make_room(self, boundary: int) -> bool:
-        """Before a checkpoint, keep the newest snapshot that all ranks have.
+        """Prepare a checkpoint at ``boundary``, and keep the newest snapshot that all ranks have.
 
         Returns
         -------
         bool
-            Whether there is a slot besides it. There is none while another rank writes its own snapshot of
-            the boundary of this one's newest, nor if it is not known what the others have.
+            True if there is a slot for the checkpoint. There is none while another rank still writes its
+            snapshot of the boundary of this rank's newest, or if it is unknown what the others have.
         """
         room, common = False, None
 
@@ -204,10 +205,10 @@ class CommonSnapshots:
         return room
 
     def keep(self) -> None:
-        """Before a suspend, keep the newest snapshot that all ranks have, whatever else goes.
+        """Prepare a suspend: forget newer snapshots than the newest one that all ranks have.
 
-        One of them may be killed before it has a snapshot of the suspend. If it is not known what the others
-        have, what all had when this rank last heard of them is kept.
+        A rank may be killed before it has a snapshot of the suspend. If it is unknown what the others have,
+        the newest boundary that all had when this rank last read the shared value is kept.
         """
         common: int | None = None
 
@@ -223,7 +224,7 @@ class CommonSnapshots:
         self._listen_on()
 
     def withdraw(self) -> None:
-        """Say that this rank has none any more, before they go: its training has ended."""
+        """Announce that this rank has no snapshots, before they are removed at the training's end."""
         self._say(lambda others: Announced(()))
         self._writing = False
 
@@ -232,19 +233,22 @@ class CommonSnapshots:
         return tuple(self._store.boundaries)
 
     def _knows(self, others: Announcements) -> bool:
-        """Whether these are all."""
+        """Return True if ``others`` has an announcement of every other rank."""
         return len(others) == self._world_size - 1
 
     def _common_with(self, others: Announcements) -> int | None:
         return newest_common([self._has, *(one.has for one in others.values())])
 
     def _forget_after(self, boundary: int | None) -> None:
-        """Forget what is newer than what all have: the next snapshot takes its slot."""
+        """Forget this rank's snapshots newer than ``boundary``. The next snapshot takes their slot."""
         if boundary is not None:
             self._store.forget_after(boundary)
 
     def _say(self, decide: Callable[[Announcements], Announced], first: Announcements | None = None) -> bool:
-        """Announce what ``decide`` makes of the others' words; ``first`` is what all have if nobody has."""
+        """Announce what ``decide`` makes of the others' announcements. Return False if the store has failed.
+
+        ``first`` is taken for the shared value if no rank has announced anything yet.
+        """
         result: Announcements = {}
 
         def change(value: str) -> str:
@@ -266,17 +270,17 @@ class CommonSnapshots:
         return True
 
     def _complain(self) -> None:
-        """Once until the store is there again."""
+        """Print that the store is not available, once until it is available again."""
         if not self._complained:
             say(f"no checkpoints: the store of the process group is not available: {self._failure}")
         self._complained = True
 
 
 def _awaited(has: Sequence[int], others: Announcements) -> bool:
-    """Whether one of the others writes what is the newest that this rank ``has``."""
+    """Return True if another rank is still writing the boundary of this rank's newest snapshot."""
     return any(has and one.writing == has[-1] not in one.has for one in others.values())
 
 
 def _remaining(has: Sequence[int], common: int | None) -> tuple[int, ...]:
-    """What is left of snapshots when those after ``common`` are forgotten, and another one is begun."""
+    """Return which of ``has`` is left when a new snapshot begins: the newest boundary up to ``common``."""
     return tuple([boundary for boundary in has if common is None or boundary <= common][-1:])

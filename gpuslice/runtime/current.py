@@ -1,7 +1,7 @@
-"""This process's own runtime.
+"""Makes and returns this process's own runtime.
 
-Under ``gpuslice run`` the hooks start it when torch is imported, or when the process becomes a rank;
-elsewhere the first use does.
+Under ``gpuslice run`` the hooks make it when torch is imported, or when the process becomes a rank.
+Elsewhere the first use makes it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _runtimes_pid = 0
 
 
 def renew(identity: RankIdentity) -> Runtime:
-    """A runtime for this process, which has become a rank: of a fork, it is not the parent's."""
+    """Make and return a new runtime for this process, which has become a rank. A fork gets its own."""
     return _make(identity, _runtime)
 
 
 def own() -> Runtime:
-    """This process's runtime; in a fork, the parent's becomes its own."""
+    """Return this process's runtime. In a fork, the parent's runtime becomes the fork's own."""
     job = runtime()
     if _runtimes_pid != os.getpid():
         job.suspension.gate = job.suspension.gate.forked()
@@ -36,7 +36,7 @@ def own() -> Runtime:
 
 
 def runtime() -> Runtime:
-    """This process's runtime, made on the first call from the settings in the environment.
+    """Return this process's runtime. The first call makes it from the settings in the environment.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The device on which a process computes: named by its user, leased by a scheduler, or found by its state."""
+"""Knows the device on which a process computes: named by its user, leased, or found by the script's state."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from gpuslice.types import DeviceName, Route
 
 
 class DeviceInUse:
-    """The device of one rank; opened on first use.
+    """The device of one rank, opened on first use.
 
     Parameters
     ----------
     settings
-        What the launcher handed down.
+        The settings that the launcher handed down.
     identity
         Which rank this is.
     leaving
-        Called before another device takes the place of this one.
+        Called before another device takes the place of the present one.
 
     Attributes
     ----------
     known
-        Whether somebody said which. If not, every suspend looks where the script's state is.
+        True if the device was named, leased or found. If False, every suspend looks for the script's state.
     gpus
-        How this process numbers the scheduler's GPUs; alike without one.
+        How this process numbers the scheduler's GPUs. Without a scheduler, the numbers are the same.
     """
 
     def __init__(self, settings: Settings, identity: RankIdentity, leaving: Callable[[], None]) -> None:
@@ -47,38 +47,41 @@ class DeviceInUse:
 
     @property
     def device(self) -> Device:
-        """Opened if it is not yet."""
+        """The device, opened if it is not open yet."""
         if self._opened is None:
             self._opened = open_device(self._chosen, cpu_slots=self._settings.cpu_slots)
         return self._opened
 
     @device.setter
     def device(self, device: Device) -> None:
-        """The state came back there."""
+        """Note that the state came back to ``device``."""
         self._opened = device
 
     @property
     def name(self) -> DeviceName:
-        """Its name, without opening it."""
+        """The name of the device, which is not opened for it."""
         return self._chosen if self._opened is None else self._opened.name
 
     def set_rank(self, identity: RankIdentity) -> None:
-        """Move in on the device of this rank; one that a scheduler leased, or that was found, stays."""
+        """Change to the device of rank ``identity``. A device that a scheduler leases stays."""
         if self.known and not self._settings.socket:
             name = identity.device(self._of_rank_0)
             if name != self._chosen:
                 self.move_in(name)
 
     def move_in(self, name: DeviceName | None = None) -> None:
-        """Compute there, or where it was chosen, from now on (before there is any state to move)."""
+        """Compute on device ``name`` from now on; if it is None, on the device that was chosen before.
+
+        Call this before there is any state to move.
+        """
         if name is not None:
             self._settle_on(name)
-        # The whole host is where the script already is; its number of threads stays its own.
+        # The script already runs on the whole host. Pinning would change its number of threads.
         if self._chosen.index is not None:
             self.device.pin()
 
     def take_lease(self, name: DeviceName, local_rank: int) -> None:
-        """Compute on the scheduler's device from now on; refused if the script has hidden it.
+        """Compute on the scheduler's device ``name`` from now on. Refused if the script has hidden it.
 
         The first leased GPU becomes the one that the script's names mean (``launch.visible_gpus``).
         """
@@ -86,7 +89,7 @@ class DeviceInUse:
         self.move_in(self.gpus.inside(name))
 
     def look_for_state(self) -> None:
-        """Settle on a GPU if nobody named a device and the script has begun to use one."""
+        """Change to the GPU that the script has begun to use, if no device is known yet."""
         held = None if self.known else allocator_memory.held_by_gpu()
         if held is not None and (found := found_device(*held)) != HOST:
             self._settle_on(found)
@@ -99,12 +102,12 @@ class DeviceInUse:
 
 
 def open_target(name: DeviceName | None, home: Device, cpu_slots: int) -> Device | None:
-    """The device to move to, none if that is home; one that is not there is refused like a state that cannot.
+    """Open and return the device to move to. Return None if ``name`` is None or the ``home`` device's name.
 
     Raises
     ------
     SuspendRefusedError
-        If it is not there.
+        If the device is not there.
     """
     if name is None or name == home.name:
         return None
@@ -115,14 +118,14 @@ def open_target(name: DeviceName | None, home: Device, cpu_slots: int) -> Device
 
 
 def _show_first(leased: DeviceName, all_gpus: str, local_rank: int) -> VisibleGpus:
-    """Have this process see the leased GPU where its script looks for it, if CUDA has yet to begin.
+    """Show the leased GPU to this process where its script looks for it, unless CUDA has begun already.
 
     Parameters
     ----------
     leased
-        As the scheduler calls it.
+        The device's name, as the scheduler calls it.
     all_gpus
-        What the scheduler shows its jobs; empty if it does not know.
+        The GPUs that the scheduler shows its jobs; empty if it does not know.
 
     Returns
     -------

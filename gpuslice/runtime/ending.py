@@ -1,4 +1,4 @@
-"""How a job ends when gpuslice ends it, and how signals wait while its state is on the move."""
+"""Ends jobs for gpuslice, and holds back the script's signals while the job's state is on the move."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from typing import Any, NoReturn, cast
 
 from gpuslice.errors import WITHOUT_STATE, GpusliceError, SwitchFailedError, hide_own_frames
 
-#: What asks a script to end, if it lets it: Ctrl-C, `kill`, a terminal that closes.
+#: The signals that ask a script to end: Ctrl-C, `kill`, a terminal that closes.
 ENDING_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 
 
 def say(*lines: str) -> None:
-    """Print lines of gpuslice's own on stderr. A stderr that is closed or broken must not end a training."""
+    """Print lines of gpuslice's own on stderr. A closed or broken stderr is ignored: the training goes on."""
     if sys.stderr is None:
         return
     with suppress(OSError, ValueError):  # the reader has gone, the disk is full, the script has closed it
@@ -32,7 +32,10 @@ def say(*lines: str) -> None:
 
 
 def end(error: GpusliceError) -> NoReturn:
-    """End a job whose state is whole: by ``SystemExit``, so its ``finally`` blocks and exit handlers run."""
+    """Print the error and raise ``SystemExit``, so that ``finally`` blocks and exit handlers run.
+
+    Only for a job whose state is whole.
+    """
     say(error.message, error.remedy)
     sys.exit(error.exit_code)
 
@@ -43,7 +46,7 @@ _interrupted = False
 
 
 class _ExitCode:
-    """Stands in for ``SystemExit.code``, which Python itself reads when one has ended the script."""
+    """A stand-in for ``SystemExit.code`` that notes the exit status when Python itself reads it."""
 
     def __init__(self, member: Any) -> None:
         self._member = member
@@ -62,7 +65,7 @@ class _ExitCode:
 
 
 def watch_exit() -> None:
-    """Note from now on with what exit status the script ends; Python itself does not keep it."""
+    """Note from now on with what exit status the script ends. Python itself does not keep the status."""
     if multiprocessing.process.parent_process() is not None:
         _watch_interrupts()
     member = SystemExit.__dict__["code"]
@@ -85,9 +88,9 @@ def watch_exit() -> None:
 
 
 def _watch_interrupts() -> None:
-    """Note when this process is interrupted: one of torch's ``spawn`` exits with 0 all the same.
+    """Note from now on if this process is interrupted. A process of torch's ``spawn`` then exits with 0.
 
-    The kernel interrupts its processes when the one that started them dies.
+    The kernel interrupts such processes when the process that started them dies.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -103,9 +106,9 @@ def _watch_interrupts() -> None:
 
 
 def at_end(function: Callable[..., None], *arguments: object) -> None:
-    """Have ``function`` called when the script has ended; those that come later are called earlier.
+    """Have ``function`` called when the script has ended. The function that is registered last runs first.
 
-    A fork of multiprocessing's runs its finalizers, but no exit handlers.
+    In a process of multiprocessing's it is a finalizer: such a process runs no exit handlers.
     """
     if multiprocessing.process.parent_process() is None:
         atexit.register(function, *arguments)
@@ -115,7 +118,7 @@ def at_end(function: Callable[..., None], *arguments: object) -> None:
 
 def ended_well() -> bool:
     """Return True at exit if no exception, interrupt or exit status other than 0 has ended the script."""
-    error = sys.exc_info()[1]  # a process of multiprocessing's finalizes while its error is on the way
+    error = sys.exc_info()[1]  # a process of multiprocessing's runs finalizers while its error propagates
     if error is not None:
         return isinstance(error, SystemExit) and error.code in (None, 0)
     # Python keeps the exception that it printed a traceback of.
@@ -123,9 +126,10 @@ def ended_well() -> bool:
 
 
 def end_parked(error: GpusliceError) -> NoReturn:
-    """End a job whose state is away, at once: its own code must not run, it would touch empty tensors.
+    """Print the error and end the process at once, because its job's state is away.
 
-    No exception gets out of here, whatever has become of stderr: it would unwind the script.
+    The script's own code must not run: it would touch empty tensors. No exception leaves this function, even
+    if stderr is broken: it would unwind the script.
     """
     try:
         say(f"{WITHOUT_STATE}: {error.message}", error.remedy)
@@ -136,18 +140,19 @@ def end_parked(error: GpusliceError) -> NoReturn:
 
 @contextmanager
 def whole_or_ended(whole: Callable[[], bool]) -> Iterator[None]:
-    """Let an error out only while the job's state is there; otherwise the process ends (`end_parked`).
+    """Let an exception out of the block only if the job's state is there; else end the process.
 
-    Directly around what may fail: neither a `finally` nor a signal's handler of the script may come between.
+    `end_parked` ends it. Put this directly around what may fail: no `finally` and no signal handler of the
+    script may come between.
 
     Parameters
     ----------
     whole
-        Whether the state is there.
+        Returns True if the state is there.
     """
     try:
         yield
-    except BaseException as error:  # whatever it is, the script must not see it
+    except BaseException as error:  # the script must not see an exception of any kind
         if not whole():
             end_parked(as_ours(error, "bringing the job's state back"))
         raise
@@ -155,7 +160,7 @@ def whole_or_ended(whole: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def ours(step: str) -> Iterator[None]:
-    """Errors of CUDA, torch and the system in one of our steps are ours: they tell nothing of the script."""
+    """Turn errors of CUDA, torch and the system inside the block into gpuslice's own, which name ``step``."""
     try:
         yield
     except Exception as error:
@@ -165,7 +170,7 @@ def ours(step: str) -> Iterator[None]:
 
 
 def as_ours(error: BaseException, step: str) -> GpusliceError:
-    """An error, or one of ours that says what went wrong in which step."""
+    """Return ``error`` if it is gpuslice's own; else a `SwitchFailedError` that says how ``step`` failed."""
     if isinstance(error, GpusliceError):
         return error
     text = f"{type(error).__name__}: {error}".rstrip(": ").replace("\n", " ")
@@ -173,7 +178,10 @@ def as_ours(error: BaseException, step: str) -> GpusliceError:
 
 
 def leave_parked() -> NoReturn:
-    """End a process well whose state is away and is not needed any more: its own code must not run."""
+    """End the process at once with exit status 0: its state is away, and is not needed any more.
+
+    The script's own code must not run.
+    """
     _flush()
     os._exit(0)
 
@@ -190,16 +198,16 @@ def undisturbed(
 ) -> Iterator[None]:
     """Hold back the script's signal handlers (Ctrl-C among them) until the block has ended.
 
-    A handler may raise or look at tensors; neither may happen while some of them are empty. Signals
-    without a Python handler act as ever. For the main thread.
+    A handler may raise an exception or look at tensors. Neither may happen while some tensors are empty.
+    Signals without a Python handler act as usual. For the main thread.
 
     Parameters
     ----------
     notice
-        Told of every signal that is held back, at the moment when its handler would have run.
+        Called with every signal that is held back, at the moment when its handler would have run.
     late
-        Gets the signals that arrived, for the caller to `deliver`, if the block ends without an exception;
-        otherwise their handlers run as the block ends.
+        A list that receives the signals that arrived, for the caller to `deliver`. Without the list, or if
+        the block raises an exception, their handlers run as the block ends.
     """
     waiting: list[int] = []
 
@@ -225,7 +233,7 @@ def undisturbed(
 
 
 def _restore(handlers: list[tuple[int, Any]]) -> None:
-    """Put all handlers in place, though one that is may run, and raise, before the next."""
+    """Put all handlers back in place, even if one of them already runs, and raises, meanwhile."""
     while handlers:
         try:
             signal.signal(*handlers[-1])
@@ -235,7 +243,7 @@ def _restore(handlers: list[tuple[int, Any]]) -> None:
 
 
 def _deliver_here(signals: list[int]) -> None:
-    """Let the handlers have their signals, in order; one that raises does not keep them from the others."""
+    """Run the handlers of ``signals`` in order, the others also if one of them raises."""
     while signals:
         number = signals.pop(0)
         try:
@@ -249,11 +257,11 @@ _falls_due = cast(Callable[[int], None], _thread.interrupt_main)
 
 
 def deliver(signals: Sequence[int]) -> None:
-    """Let the script's handlers have the signals that were held back; the last thing that a function does.
+    """Have the script's handlers run for signals that were held back. A function must call this last.
 
-    They only become due here. Python runs a handler when it next looks for one, which is after a call of a
-    C function, in a loop and when a function begins, but not while calls return: so it is run in
-    the script's own code, and a traceback through it shows no frame of ours. For the main thread.
+    The signals only become due here. Python runs a handler when it next looks for signals: after a call of a
+    C function, in a loop and when a function begins, but not while calls return. So the handler runs in the
+    script's own code, and a traceback through it shows no frame of ours. For the main thread.
     """
     # One instruction goes through the map, and Python does not look in the midst of it.
     _ = [*map(_falls_due, signals)]

@@ -1,7 +1,7 @@
-"""Processes of a job that hold memory of a GPU and are no ranks of it: they make a suspend refused, by name.
+"""Refuses a suspend while a process of the job holds memory of a GPU and is none of the job's ranks.
 
-Such a process (a spawned one that evaluates, say) has boundaries of nobody, so it keeps its memory while the
-ranks park. It announces itself by a file in the RAM disk's directory as soon as torch initializes CUDA in it.
+No controller parks such a process (a spawned one that evaluates, say), so it keeps its memory while the ranks
+park. It announces itself by a file in the RAM disk's directory as soon as torch initializes CUDA in it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _ranks_pid = 0
 
 
 def announce_on_cuda() -> None:
-    """Have this process, and what it forks, announce itself when it initializes CUDA, unless it is a rank."""
+    """Have this process, and each fork, announce itself when it initializes CUDA, unless it is a rank."""
     torch.cuda._lazy_call(_announce)  # type: ignore[no-untyped-call]
 
 
 def become_rank() -> None:
-    """This process parks when it is asked to: it is not to be announced, or not any more."""
+    """Note that this process is a rank, which parks when asked to, and remove its announcement."""
     global _ranks_pid
     _ranks_pid = os.getpid()
     with suppress(OSError):
@@ -39,7 +39,10 @@ def become_rank() -> None:
 
 
 def leave_rank() -> None:
-    """Another process is the rank now: what this one holds of a GPU stays when that one parks."""
+    """Note that another process is the rank now, and announce this one if it uses CUDA.
+
+    This process keeps its memory of a GPU when the new rank parks.
+    """
     global _ranks_pid
     _ranks_pid = 0
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -47,17 +50,17 @@ def leave_rank() -> None:
 
 
 def refuse(directory: Path) -> None:
-    """Check that none of the job's processes holds memory of a GPU but its ranks.
+    """Check that no process of the job except its ranks holds memory of a GPU.
 
     Parameters
     ----------
     directory
-        The RAM disk's.
+        The RAM disk's directory.
 
     Raises
     ------
     SuspendRefusedError
-        Naming one that does.
+        If a process does. The error names the process.
     """
     with os.scandir(directory) as entries:
         found = [(entry, match) for entry in entries if (match := _FILE.fullmatch(entry.name)) is not None]
@@ -79,7 +82,7 @@ def refuse(directory: Path) -> None:
 def _announce() -> None:
     if _ranks_pid == os.getpid() or _LAUNCH not in os.environ:
         return
-    # Whatever is wrong here, it is no reason to keep a script from its GPU.
+    # An error here must not keep the script from its GPU.
     try:
         file = _own_file(_directory())
         file.write_text(shortened(" ".join(sys.orig_argv), _WHAT_CHARACTERS), encoding="utf-8")

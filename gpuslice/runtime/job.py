@@ -40,7 +40,7 @@ from gpuslice.types import DeviceName
 
 Batch = TypeVar("Batch")
 
-#: After these a resume left everything as it was, and the script itself decides.
+#: A resume that raises one of these has changed nothing, and the script may try again.
 _MAY_BE_TRIED_AGAIN = (AddressSpaceError, DeviceMemoryError, SuspendRefusedError, UsageError)
 _RNG = f"{OWN_PREFIX}rng"
 _PROGRESS = f"{OWN_PREFIX}progress"
@@ -56,7 +56,7 @@ class Job:
         restart, as they were saved.
     """
 
-    #: Every rank goes on from its own snapshot.
+    #: False, because every rank goes on from its own snapshot.
     replicated = False
     samples = 0
     interruptible = True
@@ -75,7 +75,7 @@ class Job:
             lambda: trainings.finish(process),
         )
         self._training = process.next_training()
-        #: Why it is attached no more.
+        #: Why the job is attached no more; empty while it is attached.
         self._ended = ""
 
     def _attached(self) -> dict[str, object]:
@@ -130,10 +130,10 @@ class Job:
         Returns
         -------
         bool
-            Whether one was begun. None is taken for a job without a name, on the way back to where a
-            restarted job was, in a ``job.batches`` loop within another, after a ``job.epochs`` loop that has
-            ended, and by a rank that is ahead of another one's checkpoint, or cannot learn what the others
-            have.
+            True if a checkpoint was begun. None is begun for a job without a name, on the way back to where
+            a restarted job was, in a ``job.batches`` loop within another, after a ``job.epochs`` loop that
+            has ended, and by a rank that is ahead of another one's checkpoint, or cannot learn what the
+            others have.
 
         Raises
         ------
@@ -178,7 +178,7 @@ class Job:
 
     @contextmanager
     def suspended(self) -> Iterator[Snapshot]:
-        """The job is suspended inside the block."""
+        """Suspend the job for the duration of the block, and resume it afterwards."""
         snapshot = self.suspend()
         try:
             yield snapshot
@@ -190,7 +190,7 @@ class Job:
         """End the attachment: the script may attach another training, or go on without one.
 
         A suspended job is resumed first. Its loops raise an error when they go on, and its snapshots are
-        removed as at the end of a script. Harmless if the job is attached no more.
+        removed as at the end of a script. Nothing happens if the job is attached no more.
         """
         if not self._ended:
             self._check_place("job.detach")
@@ -210,7 +210,7 @@ class Job:
         return self._progress.epochs(count)
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of ``loader``; a restarted process goes on after the last one that was done.
+        """Yield the batches of ``loader``. A restarted process goes on after the last batch that was done.
 
         Raises
         ------
@@ -220,7 +220,7 @@ class Job:
         return self._progress.batches(loader)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Load a snapshot of this script and go on from there; the loops below skip what was done.
+        """Load a snapshot of this script and go on from there. The loops that follow skip what was done.
 
         Raises
         ------
@@ -239,7 +239,7 @@ class Job:
         _check_place(call)
 
     def _go_on_from(self, snapshot: SnapshotFile, differs: Callable[[str], None] | None = None) -> None:
-        """`restore`, from a snapshot that is closed when the loops have reached where it was taken.
+        """Load ``snapshot``, and close it when the loops have reached the place where it was taken.
 
         ``differs`` is called with the reason if a loop cannot get there.
         """
@@ -268,14 +268,14 @@ class Job:
         self._progress.head_for(target, reached, restoration.gpus, differs)
 
     def _check(self, snapshot: SnapshotFile, *, verify: bool) -> Restoration:
-        """Compare a snapshot with what is there now."""
+        """Compare a snapshot with the job's present objects, and return the restoration that loads it."""
         names = saved_names(snapshot)
         own = {**{name: self.state.get(name) for name in names}, _RNG: None, _PROGRESS: None}
         live = {**own, **self._objects, **self._attributes.entries()}
         return check(snapshot, live, entire=True, loose=names, verify=verify)
 
     def named_state(self) -> dict[str, object]:
-        """All that another process needs to go on from here."""
+        """Return all that another process needs to go on from here, by name."""
         own = {
             _RNG: process_rng.capture(),
             _PROGRESS: self._progress.state(),
@@ -285,13 +285,13 @@ class Job:
 
     @property
     def values(self) -> State:
-        """`state`, by its former name."""
+        """The attribute `state` by its former name."""
         return self.state
 
     def restartable(self, *, explicit: bool) -> bool:
-        """Return True if another process could go on from here. If attributes forbid it, say so.
+        """Return True if another process could go on from here. If attributes forbid it, print why.
 
-        ``explicit``: the script itself asked to stop.
+        ``explicit`` is True if the script itself asked to stop.
         """
         if not self._progress.restartable(explicit=explicit):
             self._attributes.overlook()
@@ -300,17 +300,17 @@ class Job:
 
     @property
     def obstacle(self) -> str:
-        """Why no other process could have gone on from the newest boundary that was looked at."""
+        """The reason why no other process could go on from the newest boundary that was examined."""
         return self._attributes.obstacle
 
     @property
     def restartable_later(self) -> bool:
-        """Whether another process could go on from a later boundary, as far as can be told."""
+        """True if another process could go on from a later boundary, as far as is known."""
         return self._progress.restartable_later
 
 
 def attach(job: str | None = None, /, **named: object) -> Job:
-    """Name the state of this training script.
+    """Attach the state of this training script under names, and return its `Job`.
 
     Parameters
     ----------
@@ -348,7 +348,7 @@ def attach(job: str | None = None, /, **named: object) -> Job:
 
 
 def restore(path: str | os.PathLike[str], /, **named: object) -> dict[str, Any]:
-    """Load objects from a snapshot, exactly; and the process's random number generators.
+    """Load objects and the process's random number generators from a snapshot, and return the objects.
 
     Parameters
     ----------
@@ -360,7 +360,7 @@ def restore(path: str | os.PathLike[str], /, **named: object) -> dict[str, Any]:
     Returns
     -------
     dict
-        The objects by name; what is a plain value is only here, as it was saved.
+        The objects by name. Plain values are only in this dict, as they were saved.
 
     Raises
     ------
@@ -380,9 +380,9 @@ def restore(path: str | os.PathLike[str], /, **named: object) -> dict[str, Any]:
 
 
 def _check_place(call: str) -> None:
-    """The main thread is the one that parks: nothing could stop it in the midst of a torch operation.
+    """Raise an error unless the caller is the main thread, outside of functions that torch.func transforms.
 
-    Nor does it park in a function that torch.func transforms: its tensors are wrappers without memory.
+    Nothing could stop the main thread amid a torch operation. In a transform, tensors have no memory.
     """
     if is_transformed():
         message = f"{call}() was called in a function that torch.func transforms"
@@ -393,5 +393,5 @@ def _check_place(call: str) -> None:
 
 
 def _lives_on(item: object) -> bool:
-    """Whether the script keeps using the object itself, so that it is loaded in place."""
+    """Return True if the script keeps using the object itself, so that it must be loaded in place."""
     return isinstance(item, torch.Tensor) or is_holder(item)

@@ -1,7 +1,7 @@
 """The training loss that this process reports to its scheduler (docs/training-scripts.md, Losses).
 
-A script says it by ``gpuslice.report(loss=...)``. What Hugging Face's ``Trainer`` and Lightning log is read
-as they log it, so that their scripts need not. Policies such as ``optimus`` and ``slaq`` use the newest one.
+A script reports it by ``gpuslice.report(loss=...)``. Scripts of Hugging Face's ``Trainer`` and of Lightning
+need not: what these log is read. Policies such as ``optimus`` and ``slaq`` use the newest loss.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from gpuslice.errors import UsageError, hide_own_frames
 from gpuslice.types import Loss
 
-#: Class and method of each library that is handed what is logged, by module, and the argument's position.
+#: By module of a library: the class and method that receive what is logged, and the argument's position.
 _LOGGERS = {
     "transformers.trainer_callback": ("CallbackHandler", "on_log", 4),
     "lightning.pytorch.trainer.connectors.logger_connector.logger_connector": (
@@ -27,12 +27,12 @@ _LOGGERS = {
         *("_LoggerConnector", "log_metrics", 1),
     ),
 }
-#: What a training loss is logged as, best first.
+#: Names under which a training loss is logged, best first.
 _NAMES = (
     *("loss", "loss_step", "train_loss", "train_loss_step", "train/loss", "train/loss_step"),
     "training_loss",
 )
-#: What Trainer logs with the average of the whole run, which is no newer loss.
+#: Trainer logs this name together with the average loss of the whole run, which is not the newest loss.
 _AT_THE_END = "train_runtime"
 
 
@@ -42,7 +42,7 @@ class Losses:
     Attributes
     ----------
     newest
-        ``None`` until there is one.
+        The newest loss; None until there is one.
     """
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ class Losses:
         self._waited_for = dict(_LOGGERS)
 
     def report(self, *, loss: float) -> None:
-        """Tell the scheduler of the newest training loss; without a scheduler, nothing happens.
+        """Report the newest training loss to the scheduler. Without a scheduler, nothing happens.
 
-        Cheap enough for every step, but for a tensor on a GPU, whose value has to be waited for. A loss
-        that is not finite is not reported. Where the script calls this, what libraries log no longer counts.
+        A call is cheap enough for every step, except with a tensor on a GPU, whose value has to be waited
+        for. A loss that is not finite is not reported. After the first call, what libraries log is ignored.
 
         Parameters
         ----------
@@ -64,7 +64,7 @@ class Losses:
         Raises
         ------
         UsageError
-            If it is neither.
+            If ``loss`` is neither.
         """
         try:
             value = float(_plain(loss))
@@ -74,7 +74,7 @@ class Losses:
         self._take(value)
 
     def follow_libraries(self) -> None:
-        """Read from now on what libraries log that have been imported since; for any thread, now and then."""
+        """Read what newly imported libraries log from now on. Call this now and then, in any thread."""
         for name in list(self._waited_for):
             module = sys.modules.get(name)
             spec = getattr(module, "__spec__", None)
@@ -118,7 +118,7 @@ class Losses:
 
 
 def _plain(loss: Any) -> Any:
-    """``loss`` without its graph, if it is a tensor."""
+    """Return ``loss`` without its autograd graph if it is a tensor; else ``loss`` itself."""
     detach = getattr(loss, "detach", None)
     return loss if detach is None else detach()
 
@@ -129,5 +129,5 @@ follow_libraries = _process.follow_libraries
 
 
 def newest() -> float | None:
-    """The newest loss of this process, if it reported any."""
+    """Return the newest loss of this process; None if it has none."""
     return _process.newest

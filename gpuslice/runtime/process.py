@@ -1,4 +1,4 @@
-"""What one process of a job is, what it executes and has attached, and where its snapshots go."""
+"""The facts about one process of a job: its rank, its command, its attached job, and its snapshot storage."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from gpuslice.training.identity import Training, in_notebook
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The ranks ``0`` to ``width - 1`` of an elastic job train together since the lease with epoch ``world``.
+    """The ranks of an elastic job that train together: ``0`` to ``width - 1``, since lease epoch ``world``.
 
-    A rank that was away meanwhile, and one that has just begun, sees another ``world`` than it was in.
+    A rank that was away meanwhile, or has just begun, sees another ``world`` than it was in.
     """
 
     world: int
@@ -48,7 +48,8 @@ class OwnCommand:
     def can_be_repeated(self, identity: RankIdentity) -> bool:
         """Return True if executing the command again does what it did at first.
 
-        Other ranks would wait for this one. A notebook's cells and a script on standard input are gone.
+        False for one of several ranks, as the others would wait for it, and for a notebook or a script on
+        standard input, whose code is gone.
         """
         main = sys.modules["__main__"]
         text = getattr(main, "__file__", None) is not None or sys.argv[:1] == ["-c"]
@@ -56,7 +57,7 @@ class OwnCommand:
         return text and own and identity.world_size == 1 and not hasattr(sys, "ps1") and not in_notebook()
 
     def repeat(self) -> NoReturn:
-        """Execute the command in this process's place, without a return."""
+        """Replace this process by a new execution of its command. Does not return."""
         for child in multiprocessing.active_children():
             child.kill()
         for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -72,7 +73,7 @@ class Process:
     Parameters
     ----------
     settings
-        What the launcher handed down.
+        The settings that the launcher handed down.
     identity
         Which rank this is.
     boundaries
@@ -89,11 +90,11 @@ class Process:
     arguments
         ``sys.argv`` when the process began.
     command
-        What this process executes.
+        The command that this process executes.
     report
-        Collects the switches.
+        The run report, which collects the switches.
     membership
-        Which ranks of an elastic job train, if a scheduler says so.
+        The ranks of an elastic job that train, if a scheduler says so.
     common_snapshots
         What the ranks of a named gang know of each other's snapshots, if each goes on from its own.
     """
@@ -113,7 +114,7 @@ class Process:
         self.report = Report(self.report_path(), job=settings.job, rank=identity.rank, launch=launch)
 
     def report_path(self) -> Path | None:
-        """Return where this rank's report is written; None if nobody wants one."""
+        """Return the path of this rank's report; None if no report was asked for."""
         return rank_path(Path(self.settings.report), self.identity.rank) if self.settings.report else None
 
     def next_training(self) -> Training:
@@ -133,9 +134,9 @@ class Storage:
     Parameters
     ----------
     process
-        Whose; its settings name the directory and the job.
+        The rank's process. Its settings name the directory and the job.
     leaving
-        Called before the open store is let go of.
+        Called before the open store is closed or abandoned.
     """
 
     def __init__(self, process: Process, leaving: Callable[[], None]) -> None:
@@ -145,7 +146,7 @@ class Storage:
 
     @cached_property
     def ramdisk(self) -> RamDisk:
-        """The RAM disk; making it checks the directory."""
+        """The RAM disk. The first use checks the directory."""
         return RamDisk.from_settings(self._process.settings)
 
     @property
@@ -162,14 +163,14 @@ class Storage:
         return self._store is not None
 
     def close(self, *, keep: bool) -> None:
-        """Let go of the store, if it is open; ``keep`` says whether its snapshots stay."""
+        """Close the store, if it is open. Keep its snapshots if ``keep`` is True, else remove them."""
         self._leaving()
         store, self._store = self._store, None
         if store is not None:
             store.close(keep=keep)
 
     def abandon(self) -> None:
-        """Let go of the open store, and leave all that is in it as it is."""
+        """Release the store without changing its files."""
         self._leaving()
         store, self._store = self.store, None
         store.abandon()

@@ -1,9 +1,9 @@
-"""Where an attached job is in its epochs and batches, and how a restarted process gets back there.
+"""Knows where an attached job is in its epochs and batches, and brings a restarted process back there.
 
 At the start of every pass over a loader the states of the random number generators are kept. A restarted
-process runs the script's own loops again and leaves out what is over; the pass that was going on is begun
-with the kept states, so its order is the same, and its batches that are done are skipped. Then the
-target is reached, and everything is set to what the snapshot says: what the script did on the way is undone.
+process runs the script's own loops again and leaves out what is over. The pass that was going on begins with
+the kept states, so its order is the same, and its batches that are done are skipped. Then the target is
+reached, and everything is set to what the snapshot says: what the script did on the way is undone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpuslice.runtime.ending import deliver
 from gpuslice.training.indices import Drawn, asks_by_index, skip
 
 Batch = TypeVar("Batch")
-#: Is told why a restarted pass is not the one that was going on.
+#: Called with the reason why a restarted pass differs from the one that was going on.
 Differs = Callable[[str], None]
 
 #: The epoch of a position that is in no ``job.epochs`` loop.
@@ -43,11 +43,11 @@ class Position(NamedTuple):
     Attributes
     ----------
     loop
-        ``job.epochs`` loops that are over.
+        Number of ``job.epochs`` loops that are over.
     epoch
         The epoch of the loop that is going on, or ``OUTSIDE``.
     passes
-        ``job.batches`` loops of this epoch that are over.
+        Number of ``job.batches`` loops of this epoch that are over.
     """
 
     loop: int = 0
@@ -61,9 +61,9 @@ class Pass(NamedTuple):
     Attributes
     ----------
     batches
-        Batches handed out.
+        Number of batches handed out.
     start
-        States of the random number generators when it began: the process's and the loader's own.
+        States of the random number generators when the pass began: the process's and the loader's own.
     loader
         ``state_dict()`` of a loader that can continue by itself, else ``None``.
     drawn
@@ -80,7 +80,7 @@ class Pass(NamedTuple):
 
 
 class LoaderAttributes(Protocol):
-    """What is kept of the attributes of a loader's objects."""
+    """The part that keeps the attributes of a loader's objects."""
 
     def enter(self, loader: object) -> None: ...
 
@@ -92,7 +92,7 @@ class LoaderAttributes(Protocol):
 
 
 class Goal(NamedTuple):
-    """Where a restarted process goes on: position, pass that was going on, optimizer steps that were made."""
+    """The place where a restarted process goes on: position, pass going on there, optimizer steps made."""
 
     position: Position
     current: Pass | None
@@ -100,18 +100,18 @@ class Goal(NamedTuple):
 
 
 class Progress:
-    """The position of one job.
+    """The position of one job in its loops.
 
     Parameters
     ----------
     boundaries
         The process's counter.
     knows
-        Whether a generator is saved with the job's named objects; those of loaders must be.
+        Returns True if a generator is saved with the job's named objects. Those of loaders must be.
     finish
-        Called when a loop over epochs has ended by itself: the training is over, as far as can be told.
+        Called when a loop over epochs has ended by itself: the training is then taken to be over.
     attributes
-        Keeps those of a loader's objects.
+        Keeps the attributes of a loader's objects.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Progress:
         self._drawn: Drawn | None = None
         self._knows = knows
         self._finish = finish or _nothing
-        #: Whether the last loop over epochs has ended by itself, and no other one has begun.
+        #: True if the last loop over epochs has ended by itself, and no other loop has begun.
         self._finished = False
         self._position = Position()
         self._target: Position | None = None
@@ -152,7 +152,7 @@ class Progress:
             )
 
     def state(self) -> dict[str, Any]:
-        """Where a restart goes on, as plain values. After a pass of an epoch that is the next epoch."""
+        """Return where a restart goes on, as plain values: after a pass of an epoch, with the next epoch."""
         position, current = self._position, self._pass
         if current is None and position.epoch != OUTSIDE and position.passes:
             position = Position(position.loop, position.epoch + 1)
@@ -169,10 +169,10 @@ class Progress:
     def head_for(
         self, goal: Goal, reached: Callable[[], None], gpus: Mapping[int, int], differs: Differs | None = None
     ) -> None:
-        """Let the loops go to where a snapshot was taken; ``reached`` is called there, before all else.
+        """Have the loops skip to ``goal``, where a snapshot was taken, and call ``reached`` there.
 
-        ``gpus`` says which GPU of the old process is which one here. ``differs`` is called with the reason
-        if the loader's sampler does not give the order again that it has given.
+        ``gpus`` maps the old process's GPUs to those of this one. ``differs`` is called with the reason if
+        the loader's sampler gives another order than before.
         """
         self._differs = differs or _ignore
         self._target, self._resumed = goal.position, goal.current
@@ -180,15 +180,15 @@ class Progress:
         self._go_to(self._position)
 
     def count_from(self, goal: Goal) -> None:
-        """Let the optimizer steps go on from those that were made before the snapshot was taken."""
+        """Set the number of optimizer steps to what it was when the snapshot was taken."""
         self._boundaries.steps = goal.steps
 
     def restartable(self, *, explicit: bool) -> bool:
-        """Whether another process could go on from a snapshot taken here and now.
+        """Return True if another process could go on from a snapshot taken here and now.
 
-        Not after a pass's last batch: a restart would leave the loop out, and with it the variables that
-        its body sets. Not after the training: nobody is to begin with a model that is finished. Nor while two
-        threads train, as one would begin amid the batch of the other.
+        False after a pass's last batch: a restart would leave out the loop, and the variables that its body
+        sets. False after the training: no process may begin with a finished model. False while two threads
+        train: one would begin amid the batch of the other.
         """
         if self._boundaries.thread.shared or self._finished or self._target is not None or self._depth > 1:
             return False
@@ -198,13 +198,13 @@ class Progress:
 
     @property
     def restartable_later(self) -> bool:
-        """Whether the script goes through our loops, so that it most likely comes to such a place."""
+        """True if the script goes through the job's loops, so that it can likely be restarted later."""
         if self._finished:
             return False
         return self._target is not None or self._position != Position() or self._depth > 0
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs of one loop that are not over. Its end is that of the training."""
+        """Yield the epochs of one loop that are not over. When it ends by itself, the training is over."""
         # A loop that was left by ``break`` has not moved on by itself.
         loop = self._position.loop + (self._position.epoch != OUTSIDE)
         for epoch in range(self._first_epoch(loop, count), count):
@@ -219,7 +219,7 @@ class Progress:
             self._finish()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of one pass that are not done."""
+        """Yield the batches of one pass that are not done."""
         self._check_attached()
         self._depth += 1
         try:
@@ -245,7 +245,7 @@ class Progress:
         return count if loop < self._target.loop else max(self._target.epoch, 0)
 
     def _go_to(self, position: Position) -> None:
-        """Enter a position between two passes; the target is reached if it was taken there, too."""
+        """Set the position, between two passes. Arrive if the target's snapshot was taken there, too."""
         self._position = position
         if self._target is None or position < self._target:
             return
@@ -330,7 +330,7 @@ class Progress:
         return iterator, resumed
 
     def _watched(self, iterator: Iterator[Batch]) -> Iterator[Batch]:
-        """Have the indices that a sampler gives noted, if this process asks it when a batch is fetched."""
+        """Return ``iterator``. Note the sampler's indices from now on, if this process asks for them."""
         self._drawn = None
         if asks_by_index(iterator):
             self._drawn = iterator._sampler_iter = Drawn(iterator._sampler_iter)
@@ -338,17 +338,17 @@ class Progress:
 
 
 def goal(state: Any, gpus: Mapping[int, int]) -> Goal:
-    """What `Progress.state` gave, out of a file that somebody else may have made up.
+    """Check and return what `Progress.state` gave. The file that it comes from may be forged.
 
     Parameters
     ----------
     gpus
-        Which GPU of the old process is which one here.
+        The old process's GPUs, with those of this process that take their place.
 
     Raises
     ------
     RefusedSnapshotError
-        If it is nothing of the kind, or has random states that nobody can go on from.
+        If ``state`` is nothing of the kind, or has random states that cannot be restored.
     """
     try:
         position = msgspec.convert(state["position"], Position)
@@ -362,7 +362,7 @@ def goal(state: Any, gpus: Mapping[int, int]) -> Goal:
 
 
 def _paired(generators: list[Generator], states: Any) -> list[tuple[Generator, Any]]:
-    """A loader's generators with what a file has of them, as far as one can go on from that."""
+    """Return each of a loader's generators with its saved state. Raise an error if they do not match."""
     if not isinstance(states, list) or len(states) != len(generators):
         raise RefusedSnapshotError(
             f"the loader has {len(generators)} random number generators, but others were saved",
@@ -375,7 +375,7 @@ def _paired(generators: list[Generator], states: Any) -> list[tuple[Generator, A
 
 
 def _length(loader: object) -> int | None:
-    """Batches of a pass, if the loader knows."""
+    """Return the number of batches of a pass; None if the loader does not know."""
     try:
         return len(loader)  # type: ignore[arg-type]
     except TypeError:
@@ -392,8 +392,8 @@ def _check_length(loader: object, resumed: Pass) -> None:
 
 
 def _ignore(_why: str) -> None:
-    """What is called where nobody can begin anew."""
+    """Do nothing. Called where the script cannot begin anew."""
 
 
 def _nothing() -> None:
-    """What is called when nothing has to be reached."""
+    """Do nothing. Stands in for a callback that is not given."""

@@ -1,7 +1,7 @@
 """The report of a job under ``gpuslice run``: a JSON file, rewritten at every switch (docs/json.md).
 
-A command may train several times. Each of its processes keeps what the others have written, which it tells
-from the report of another ``gpuslice run`` by the launch.
+A command may train several times. Each of its processes keeps what the others have written. The ``launch``
+in the file tells it from the report of another ``gpuslice run``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from gpuslice.files import replace_file
 from gpuslice.runtime.ending import say
 from gpuslice.version import __version__
 
-#: Totals that are no sums: they follow from the others, or are the largest.
+#: Totals that are no sums: the mean follows from other totals, and the maximum is the largest one.
 _MEAN, _MOST = "blackout_mean_s", "blackout_max_s"
-#: No report of a launch is read that is longer.
+#: Longer reports are not read.
 _MOST_BYTES = 1 << 28
 
 
 class _Training(msgspec.Struct, frozen=True):
-    """What one process has reported: its totals say how many of the switches are its own."""
+    """The report of one process. Its totals say how many of the switches are its own."""
 
     process: int
     totals: dict[str, int | float]
@@ -44,16 +44,16 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 class Report:
-    """Collects the switches of one rank and keeps the file up to date.
+    """The run report of one rank: collects its switches and keeps the file up to date.
 
     Parameters
     ----------
     path
-        The file, or ``None`` to keep totals only.
+        The file; None to keep totals only.
     job, rank
-        Whose it is.
+        The job and the rank that the report is of.
     launch
-        The ``gpuslice run`` that this process belongs to; empty: none, so there are no other processes.
+        The ``gpuslice run`` that this process belongs to. If empty, there are no other processes.
 
     Raises
     ------
@@ -69,7 +69,7 @@ class Report:
         #: The trainings of other processes of the launch, with their switches.
         self._others: list[tuple[_Training, list[bytes]]] = []
         self._rows: list[bytes] = []
-        #: What each switch cost, and whether its suspend was cold.
+        #: For each switch its blackout in seconds, and True if its suspend was cold.
         self._blackouts: list[tuple[float, bool]] = []
         self._bytes_copied = 0
         self._checkpoints = 0
@@ -80,24 +80,24 @@ class Report:
         self.write(boundaries=0, steps=0)
 
     def set_rank(self, rank: int, path: Path | None) -> None:
-        """Report as this rank, to its own file, from now on."""
+        """Report as ``rank``, to the file ``path``, from now on."""
         if rank != self._rank:
             self._rank, self._path, self._written = rank, path, None
 
     def add(self, record: SwitchRecord) -> None:
-        """Append a switch, which is over; `write` makes it visible."""
+        """Append a switch that is over. `write` makes it visible."""
         self._rows.append(msgspec.json.encode(record.as_dict()))
         self._blackouts.append((record.blackout_s, record.cold))
         self._bytes_copied += record.bytes_copied
 
     def checkpointed(self, nbytes: int, blocked_s: float) -> None:
-        """Count a published checkpoint for which the training waited so long."""
+        """Count a published checkpoint of ``nbytes``, for which the training waited ``blocked_s``."""
         self._checkpoints += 1
         self._checkpoint_bytes += nbytes
         self._checkpoint_blocked_s += blocked_s
 
     def totals(self, *, boundaries: int, steps: int) -> dict[str, float]:
-        """The report's ``totals``."""
+        """Return the report's ``totals``."""
         blackouts_s = [seconds for seconds, _ in self._blackouts]
         cold_s = [seconds for seconds, cold in self._blackouts if cold]
         return {
@@ -116,7 +116,7 @@ class Report:
         }
 
     def summary(self, *, boundaries: int, steps: int) -> str:
-        """The totals in one line for a person."""
+        """Return the totals in one line for the user."""
         totals = self.totals(boundaries=boundaries, steps=steps)
         switches = int(totals["switches"])
         if not switches:
@@ -129,7 +129,7 @@ class Report:
         )
 
     def update(self, *, boundaries: int, steps: int) -> None:
-        """`write`, and if that is not possible any more, say so once: no training ends for it."""
+        """Write the report. If that fails, print so once, and let the training go on."""
         try:
             self.write(boundaries=boundaries, steps=steps)
             self._stale = False
@@ -139,7 +139,7 @@ class Report:
             self._stale = True
 
     def write(self, *, boundaries: int, steps: int) -> None:
-        """Replace the file by the present state, atomically; what other processes trained stays in it."""
+        """Replace the file by the present report, atomically. What other processes trained stays in it."""
         if self._path is None:
             return
         if self._is_others():

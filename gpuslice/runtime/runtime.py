@@ -13,7 +13,7 @@ from gpuslice.runtime.suspension import Suspension
 
 
 class Runtime(Process):
-    """One process of a job.
+    """The runtime of one process of a job: its facts, and the parts that suspend and save it.
 
     Parameters
     ----------
@@ -23,13 +23,13 @@ class Runtime(Process):
     Attributes
     ----------
     checkpoints
-        Those taken while the training goes on.
+        The checkpoints that are taken while the training goes on.
     suspension
         Moves the state off the device, and back.
     storage
-        Where snapshots go.
+        The store that snapshots go to.
     saving
-        Takes checkpoints.
+        Begins the checkpoints.
 
     Raises
     ------
@@ -45,7 +45,7 @@ class Runtime(Process):
         self.saving = Saving(self, self.suspension, self.checkpoints)
 
     def set_rank(self, identity: RankIdentity) -> None:
-        """Be this rank, which the script has just become.
+        """Change to the rank that the script has just become.
 
         Raises
         ------
@@ -63,6 +63,6 @@ class Runtime(Process):
         self.suspension.in_use.set_rank(identity)
 
     def summary(self) -> str:
-        """Return what has happened, in one line."""
+        """Return the totals of the run and its route, in one line."""
         totals = self.report.summary(boundaries=self.boundaries.count, steps=self.boundaries.steps)
         return f"{totals}, route {self.suspension.route.value}"

@@ -1,4 +1,4 @@
-"""Checkpoints of the attached job: where one can be taken, and how it is begun."""
+"""Begins checkpoints of the attached job, at places from which a restart is possible."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gpuslice.training.attached import Attached
 
 
 class Saving:
-    """Saves the attached job of one process while it trains.
+    """The part of a process's runtime that saves the attached job while it trains.
 
     Parameters
     ----------
     process
-        What it is.
+        The process, with its attached job.
     suspension
-        Knows its device, and where it can stop.
+        Knows the device, and where the job can stop.
     checkpoints
-        Brings what is begun here to its end.
+        Finishes the checkpoints that are begun here.
     """
 
     def __init__(self, process: Process, suspension: Suspension, checkpoints: Checkpoints) -> None:
@@ -32,7 +32,7 @@ class Saving:
         self._checkpoints = checkpoints
 
     def take(self, *, explicit: bool) -> bool:
-        """Begin to save the attached job's state for a restart. Return False if it cannot be done here.
+        """Begin a checkpoint of the attached job. Return False if none can be taken here.
 
         Raises
         ------
@@ -46,7 +46,7 @@ class Saving:
         return self._checkpoints.begin(lambda hasty: self._save(hasty, explicit=explicit))
 
     def every(self, boundaries: int) -> None:
-        """Take a checkpoint at every so many boundaries from now on."""
+        """Take a checkpoint after every ``boundaries`` boundaries from now on."""
         process = self._process
         Schedule(
             self._checkpoints,
@@ -76,7 +76,7 @@ class Saving:
             raise
 
     def _begin(self, attached: Attached, hasty: Collection[str]) -> BackgroundSnapshot:
-        """Begin it in the main thread."""
+        """Begin a snapshot in the main thread, and return it."""
         return self._suspension.main_thread.run(lambda: self._begin_here(attached, hasty))
 
     def _begin_here(self, attached: Attached, hasty: Collection[str]) -> BackgroundSnapshot:

@@ -1,7 +1,7 @@
-"""One value in the store of the default process group, which all ranks of a gang read and change.
+"""A value in the store of the default process group, which all ranks of a gang read and change.
 
-`Store.compare_set` waits without an end for a server that does not answer, and for every other thread that
-waits in the same store. So a thread of its own calls it, for which the caller waits up to a deadline.
+`Store.compare_set` waits forever for a server that does not answer, and for every other thread that waits in
+the same store. So an extra thread calls it, and the caller waits for that thread up to a deadline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _PATIENCE_S = 5.0
-#: Those of torch's stores, and those of a value that is not ours.
+#: Errors of torch's stores, and errors of decoding a value that is not gpuslice's.
 _FAILURES = (RuntimeError, UnicodeDecodeError, msgspec.DecodeError)
 
 
@@ -28,12 +28,12 @@ class StoreUnavailableError(Exception):
 
 
 def default_store() -> Store:
-    """That of the default process group; torch has no public way to it in all versions that we support.
+    """Return the store of the default process group. Not all supported torch versions have a public way.
 
     Raises
     ------
     StoreUnavailableError
-        If there is no such group, or it has none.
+        If there is no default process group, or it has no store.
     """
     if not dist.is_initialized():
         raise StoreUnavailableError("there is no default process group any more")
@@ -44,16 +44,16 @@ def default_store() -> Store:
 
 
 class SharedValue:
-    """The value, changed by compare-and-set: each change is made of the value that it replaces.
+    """A value that all ranks share, changed by compare-and-set: from the value that a change replaces.
 
     Parameters
     ----------
     find
-        The store, looked up for each change: scripts destroy process groups and make new ones.
+        Returns the store. Called for each change: scripts destroy process groups and make new ones.
     patience_s
-        So long a change may take.
+        How long a change may take, in seconds.
     key
-        Where it is in the store.
+        Key of the value in the store.
     """
 
     def __init__(
@@ -69,19 +69,19 @@ class SharedValue:
         self._late: threading.Thread | None = None
 
     def update(self, change: Callable[[str], str]) -> None:
-        """Replace the value by ``change`` of it, called anew whenever another rank was quicker.
+        """Replace the value by ``change(value)``, computed again whenever another rank was quicker.
 
         Parameters
         ----------
         change
-            Of the value, which is empty if there is none yet, into one that was never there before. It is
-            called in another thread, and has no effect but its result.
+            Takes the value, which is empty if there is none yet, and returns a value that was never there
+            before. It is called in another thread, perhaps several times.
 
         Raises
         ------
         StoreUnavailableError
             If the store has failed, or not answered in time. The value may have been changed all the same,
-            or be changed later: by one change at most, and before any other of this rank.
+            or be changed later: by one change at most, and before any other change of this rank.
         """
         if self._late is not None and self._late.is_alive():
             raise StoreUnavailableError("it has yet to answer an earlier question")
@@ -103,7 +103,7 @@ class SharedValue:
 
 
 class _Update:
-    """One change of the value, by as many attempts as it takes."""
+    """One change of the value, attempted until it succeeds or is given up."""
 
     def __init__(self, store: Store, key: str, value: str, change: Callable[[str], str]) -> None:
         self._store = store
@@ -121,7 +121,7 @@ class _Update:
             self.error = error
 
     def _attempt(self) -> bool:
-        """Whether the value was as expected, and is changed; else it is expected as it is now."""
+        """Try to change the value. Return False if it was not as expected; then expect what it is now."""
         expected, desired = self.value, self._change(self.value)
         answer = self._store.compare_set(self._key, expected, desired).decode()
         # For a key that does not exist a store answers with what was expected, whatever that is.

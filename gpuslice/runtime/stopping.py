@@ -1,7 +1,7 @@
-"""Whether the job can stop where its script is, and what is done at a boundary: decided here only.
+"""Decides whether the job can stop where its script is, and what is done at a boundary. No other module does.
 
 `BoundaryCounter` calls the process's controller when its ``stop_at`` is reached. The controller says what it
-wishes (`Wish`), and `decide` says what is done (`Act`). `Suspension.obstacle` says what stands in the way.
+wishes (`Wish`), `Suspension.obstacle` says what stands in the way, and `decide` says what is done (`Act`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from gpuslice.training.attached import Attached
 
 
 class Obstacle(Enum):
-    """What keeps the job from being suspended where its script is."""
+    """A reason why the job cannot be suspended where its script is."""
 
     NONE = "nothing"
-    #: Its tensors are wrappers without memory.
+    #: In a transform, tensors are wrappers without memory.
     TRANSFORM = "a function that torch.func transforms"
     BACKWARD = "a backward pass"
     #: The ranks of an elastic job are amid a change.
@@ -31,7 +31,7 @@ class Obstacle(Enum):
 
 
 class Wish(Enum):
-    """What a controller wishes of a boundary."""
+    """The controller's wish for a boundary."""
 
     NOTHING = "the job trains on"
     PARK = "the job leaves its device"
@@ -40,25 +40,25 @@ class Wish(Enum):
 
 
 class Act(Enum):
-    """What is done at a boundary."""
+    """The act at a boundary: what is done there."""
 
     RUN_ON = "the script goes on"
-    #: Other ranks that have parked may be what the script waits for.
+    #: The script cannot stop here: it may be waiting for other ranks, which have parked.
     PASS_BY = "the script goes on, and who waits for this rank is told"
     PARK = "the job is suspended"
 
 
 def decide(wish: Wish, obstacle: Obstacle, *, in_handler: bool = False) -> Act:
-    """Return what is done at a boundary.
+    """Return what is done at a boundary, given the controller's wish and what stands in the way.
 
     Parameters
     ----------
     wish
-        Of the controller.
+        The controller's wish.
     obstacle
-        To a suspend here.
+        What keeps the job from being suspended here.
     in_handler
-        Whether the main thread runs the handler of the signal for which the state has come back.
+        True if the main thread runs the handler of the signal for which the state was brought back.
     """
     if wish is Wish.NOTHING:
         return Act.RUN_ON
@@ -73,7 +73,7 @@ def is_transformed() -> bool:
 
 
 def find_obstacle(device: Device, attached: Attached | None) -> Obstacle:
-    """Return what keeps the job from being suspended here, what is cheaper to see first."""
+    """Return what keeps the job from being suspended here. Cheaper checks come first."""
     if torch._C._current_graph_task_id() != -1:
         return Obstacle.BACKWARD
     if attached is not None and not attached.interruptible:

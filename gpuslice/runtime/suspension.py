@@ -1,4 +1,4 @@
-"""The job's state on its device: whether it is there, how it leaves, and how it comes back."""
+"""Suspends and resumes the job of one process, and knows where its state is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpuslice.types import DeviceName, Route
 
 
 class Phase(Enum):
-    """Where the job's state is."""
+    """The place where the job's state is."""
 
     HERE = "on the device, as the script expects it"
     AWAY = "in the RAM disk"
@@ -37,23 +37,23 @@ class Phase(Enum):
 
 
 class SlotPreparation:
-    """A callback of a job's boundaries, from the second optimizer step on, when its state is complete.
+    """A boundary callback that prepares the arena of the next suspend in the background.
 
-    The arena of its next suspend is made ready in the background.
+    It does so from the second optimizer step on, when the job's state is complete.
 
     Parameters
     ----------
     boundaries
         The process's counter, which calls it.
     may_suspend
-        Whether the job could be suspended right here.
+        Returns True if the job could be suspended right here.
     switch
-        What it prepares, made when it is first needed.
+        Returns the switch that prepares the arena, made when it is first needed.
 
     Attributes
     ----------
     warming
-        The last arena made ready ahead.
+        The thread that prepared the last arena; None if there is none.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SlotPreparation:
         boundaries.call_at(1, self._at_boundary)
 
     def resumed(self) -> None:
-        """The next suspend has a slot of its own: a restartable snapshot's stays as it is."""
+        """Prepare the arena of the next suspend, after a resume. A restartable snapshot keeps its slot."""
         self.warming = self._switch().warm_up()
 
     def _at_boundary(self, boundary: int) -> None:
@@ -85,31 +85,31 @@ class SlotPreparation:
 
 
 class Suspension:
-    """Suspends and resumes the job of one process.
+    """The part of a process's runtime that suspends and resumes its job.
 
     Parameters
     ----------
     process
-        What it is.
+        The process, with its attached job.
     checkpoints
-        Brought to their end before a suspend.
+        The checkpoints, which are finished before a suspend.
 
     Attributes
     ----------
     in_use
         The device that this rank computes on.
     storage
-        Where snapshots go.
+        The store that snapshots go to.
     gate
         Stops the other threads during a suspend.
     main_thread
-        Suspends the job for a thread that trains.
+        Suspends the job for another thread that trains.
     memory_limit
-        Of the job on its device.
+        The job's memory limit on its device.
     slot_preparation
-        Prepares the store's slots, if somebody may suspend the job.
+        Prepares the arena of the next suspend; None if the job is not going to be suspended.
     route
-        How the device is emptied.
+        The way in which the device is emptied.
 
     Raises
     ------
@@ -132,12 +132,12 @@ class Suspension:
         self.route = choose(Route(process.settings.route), self.in_use.name)
 
     def _leave(self) -> None:
-        """Another device or store takes the place of this one: the switch is made anew for it."""
+        """Drop the switch, because another device or store takes the place of the present one."""
         self._switch = None
 
     @property
     def phase(self) -> Phase:
-        """Where the state is."""
+        """The place where the job's state is."""
         if self._switch is None or self._switch.whole:
             return Phase.HERE
         return Phase.AWAY if self._switch.suspended else Phase.LOST
@@ -154,7 +154,7 @@ class Suspension:
 
     @property
     def switch(self) -> Switch:
-        """The transaction of this device and store."""
+        """The switch of the present device and store, made on first use."""
         if self._switch is None:
             shim = loaded() if self.route is Route.VMM else None
             device, store, verify = self.in_use.device, self.storage.store, self._process.settings.verify
@@ -173,7 +173,10 @@ class Suspension:
             self.in_use.look_for_state()
 
     def at_boundary(self, wish: Wish) -> Act:
-        """Return what is done at the present boundary. No other rank waits for one that passes it by."""
+        """Return what is done at the present boundary.
+
+        If the rank passes the boundary by, the other ranks are told, so that none waits for this rank.
+        """
         if wish is Wish.NOTHING:
             return Act.RUN_ON
         obstacle = self.obstacle()
@@ -184,15 +187,15 @@ class Suspension:
         return act
 
     def suspend(self, *, explicit: bool, script_goes_on: bool = False) -> SwitchRecord:
-        """Move the job's state off its device.
+        """Move the job's state off its device, and return the record of the suspend.
 
         Parameters
         ----------
         explicit
-            Whether the script itself asked for it here.
+            True if the script itself asked for it here.
         script_goes_on
-            Whether the script runs meanwhile. Then a tensor that it touches raises ``TensorParkedError``, in
-            other threads as well, which otherwise wait.
+            True if the script runs meanwhile. A tensor that it touches then raises ``TensorParkedError``.
+            This includes other threads, which otherwise wait.
 
         Raises
         ------
@@ -226,7 +229,7 @@ class Suspension:
         return record
 
     def _tell_what_is_unsaved(self, reasons: Sequence[str]) -> None:
-        """Say once of each reason why a job that is restarted will begin anew."""
+        """Print each reason, once, why a restart of this job will begin anew, and note the first one."""
         for reason in reasons:
             if reason not in self._unsaved_told:
                 self._unsaved_told.add(reason)
@@ -235,12 +238,13 @@ class Suspension:
             write_note(self.storage.store.directory, reasons[0])
 
     def resume(self, device: DeviceName | None = None) -> SwitchRecord:
-        """Bring the state back, to ``device`` if it is given, and record the switch.
+        """Bring the state back, to ``device`` if it is given. Report the switch and return its record.
 
         Raises
         ------
         DeviceMemoryError, SuspendRefusedError
-            The snapshot is kept and the resume may be tried again; refused, on the device that it left.
+            The snapshot is kept and the resume may be tried again. If it was refused, only on the device that
+            the state left.
         SwitchFailedError
             The state did not come back.
         """
@@ -270,12 +274,12 @@ class Suspension:
         return attached is not None and attached.restartable_later and not self.switch.restartable
 
     def offering(self) -> AbstractContextManager[object]:
-        """Inside the block, while the job is suspended, its room in the RAM disk is there for others."""
+        """Let other processes have the suspended job's room in the RAM disk inside the block."""
         assert self.switch.snapshot is not None
         return self.storage.store.offering(self.switch.snapshot)
 
     def keep_ready(self) -> None:
-        """Have the arena of the next suspend made ready while the job trains: somebody may suspend it."""
+        """Prepare the arena of the next suspend while the job trains, because it may be suspended."""
         self.slot_preparation = SlotPreparation(
             self._process.boundaries,
             may_suspend=lambda: not self.away and self.obstacle() is Obstacle.NONE,

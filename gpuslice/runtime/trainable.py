@@ -1,4 +1,4 @@
-"""The trainable tensors of a job: what its optimizers step, or what a model has."""
+"""Finds the trainable tensors of a job, in its optimizers or in a model, and measures their skew."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from gpuslice.errors import UsageError
 from gpuslice.profiler.skew import Skew, measure_skew
 from gpuslice.runtime.threads.training_thread import TrainingThread
 
-#: So many optimizer steps show every optimizer of a usual loop.
+#: After this number of optimizer steps, every optimizer of a usual loop has been seen.
 FIRST_STEPS = 3
 
 
 def tensor_sizes(parameters: Iterable[torch.Tensor]) -> list[int]:
-    """Bytes of every one of ``parameters`` that is trained; one that is there twice counts once."""
+    """Return the bytes of each trainable tensor of ``parameters``. Repeated tensors count once."""
     unique = {id(parameter): parameter for parameter in parameters if parameter.requires_grad}
     return [parameter.numel() * parameter.element_size() for parameter in unique.values()]
 
 
 class Optimizers:
-    """The optimizers that make steps in this process, once `watch` was called."""
+    """The optimizers that have made steps in this process, as noted by `saw`."""
 
     def __init__(self) -> None:
         self._seen: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
 
     def saw(self, optimizer: torch.optim.Optimizer) -> None:
-        """``optimizer`` has made a step."""
+        """Note that ``optimizer`` has made a step."""
         if id(optimizer) not in self._seen:
             self._seen[id(optimizer)] = weakref.ref(optimizer)
 
     def skew(self) -> Skew | None:
-        """The skew of what they train; ``None`` if that is nothing."""
+        """Return the skew of the tensors that the optimizers train; None if there are no such tensors."""
         alive = [optimizer for found in self._seen.values() if (optimizer := found()) is not None]
         groups = (group for optimizer in alive for group in optimizer.param_groups)
         sizes = tensor_sizes(parameter for group in groups for parameter in group["params"])
@@ -49,9 +49,9 @@ class Optimizers:
 
 
 def report_skew(report: Callable[[Skew], None], thread: TrainingThread) -> None:
-    """Call ``report`` with the job's skew after its first optimizer steps; costs nothing from then on.
+    """Have ``report`` called with the job's skew after its first optimizer steps. Later steps cost nothing.
 
-    Those of ``thread`` in this process: others have models of their own, and so have its forks.
+    Only steps of ``thread`` in this process count: other threads and forks have models of their own.
     """
     optimizers, steps, own = Optimizers(), 0, os.getpid()
 
@@ -71,12 +71,12 @@ def report_skew(report: Callable[[Skew], None], thread: TrainingThread) -> None:
 
 
 def skew_of_factory(name: str) -> Skew:
-    """The skew of the model that ``package.module:factory`` makes, on the ``meta`` device: without memory.
+    """Return the skew of the model that ``package.module:factory`` makes on the memoryless ``meta`` device.
 
     Raises
     ------
     UsageError
-        If there is no such factory, it fails, or what it makes is no model.
+        If there is no such factory, if it fails, or if it does not make a model.
     """
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
@@ -103,7 +103,7 @@ def skew_of_factory(name: str) -> Skew:
 
 
 def _failure(what: str, error: Exception) -> UsageError:
-    """``error`` of the user's code, with the line of it that was last."""
+    """Return a `UsageError` for an error of the user's code, which names the last line of that code."""
     libraries = [str(Path(file).parent) for file in (torch.__file__, importlib.__file__)]
     elsewhere = (__file__, *libraries, "<frozen ")
     trace = traceback.extract_tb(error.__traceback__)

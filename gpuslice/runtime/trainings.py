@@ -1,4 +1,4 @@
-"""The trainings of one process, one after the other: begun, replaced or finished, each with its snapshots."""
+"""Begins, replaces and finishes the trainings of one process, one after the other, with their snapshots."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from gpuslice.types import job_id
 
 
 def note_start(process: Runtime) -> None:
-    """Leave a trace of a named job's process until it attaches something, and explain a former one's.
+    """Leave a trace of a named job's process, and print if its former run has attached nothing.
 
-    Under a scheduler all jobs have names. There a name is no promise that a job goes on.
+    The trace stays until the process attaches something. Under a scheduler, nothing is done: all jobs have
+    names there, and a name is no promise that a job goes on.
     """
     job, rank = process.launched_job, process.identity.rank
     if not job or process.settings.socket:
@@ -41,7 +42,7 @@ def note_start(process: Runtime) -> None:
 
 
 def _note_end(process: Runtime, *, well: bool) -> None:
-    """Remove the trace of a process that has attached nothing and ends well, or leave it again."""
+    """Remove the trace of a process that has attached nothing, if it ends ``well``; else renew the trace."""
     job, rank = process.launched_job, process.identity.rank
     if job and not process.settings.socket and not process.attachments:
         with suppress(GpusliceError, OSError):
@@ -58,9 +59,9 @@ def go_on(process: Runtime, training: Training, load: Callable[[SnapshotFile], N
     Parameters
     ----------
     training
-        The one that is being attached.
+        The training that is being attached.
     load
-        Goes on from a snapshot.
+        Loads a given snapshot and goes on from it.
     """
     ramdisk = process.storage.ramdisk
     ramdisk.traces.remove(ramdisk.home(process.settings.job, process.identity.rank))
@@ -91,9 +92,9 @@ def explain_beginning(process: Runtime, *, anew: bool) -> None:
 
 
 def begin_anew(process: Runtime, why: str) -> None:
-    """Forget a named job's snapshots, from none of which its script can go on, and execute the script anew.
+    """Forget a named job's snapshots and execute its script anew, because it cannot go on from any of them.
 
-    Returns if that cannot be done in this process. The one that is started next begins anew, then.
+    Returns if this process cannot execute the script anew. The next process of the job begins anew then.
     """
     drop_snapshots(process)
     if process.command.can_be_repeated(process.identity):
@@ -104,7 +105,7 @@ def begin_anew(process: Runtime, why: str) -> None:
 
 
 def can_be_saved(process: Runtime, attributes: JobAttributes) -> bool:
-    """Look at a job's attributes. Return True if all can be saved; else say of a named job what cannot."""
+    """Return True if all of a job's attributes can be saved. For a named job, print what cannot."""
     obstacles, job = attributes.look(), process.settings.job
     if job and (news := attributes.news()):
         write_note(process.storage.store.directory, news)
@@ -113,16 +114,16 @@ def can_be_saved(process: Runtime, attributes: JobAttributes) -> bool:
 
 
 def own_snapshots(process: Runtime, training: Training) -> dict[int, SnapshotFile]:
-    """Return the snapshots that a training goes on from, opened, by boundary.
+    """Open and return the snapshots that a training can go on from, by boundary.
 
-    Those of other trainings of its command are set aside, and its own brought back that were.
+    Snapshots of other trainings are set aside, and the training's own that were set aside are brought back.
 
     Raises
     ------
     RefusedSnapshotError
         If the user has to say whether the job's snapshots are its own; nothing has changed.
     SnapshotError
-        If all that there are is damaged.
+        If all existing snapshots are damaged.
     """
     job, rank, aside = process.settings.job, process.identity.rank, process.storage.ramdisk.aside
     # A scheduler starts a job again by itself, which then has to go on.
@@ -161,14 +162,14 @@ def replace(process: Runtime) -> None:
 
 
 def end(process: Runtime, cause: str) -> None:
-    """End the attached training: its state is on its device, its loops raise, its snapshots go.
+    """End the attached training: resume its state, make its loops raise an error, remove its snapshots.
 
     Parameters
     ----------
     process
-        That has one.
+        A process with an attached training.
     cause
-        Why, as its loops say when they go on.
+        The reason, which the error of its loops names.
     """
     attached = process.attached
     assert attached is not None
@@ -184,21 +185,21 @@ def end(process: Runtime, cause: str) -> None:
 
 
 def finish(process: Runtime) -> None:
-    """Note that the attached training has ended: no other one is to begin where it was.
+    """Remove the snapshots of the attached training, which has ended: no other one may begin from them.
 
-    While the script may have the path of a snapshot, that stays.
+    They stay if the script may have the path of one of them.
     """
     if not (process.storage.is_open and process.storage.store.handed_out):
         drop_snapshots(process)
 
 
 def name_job(process: Runtime, given: str | None) -> None:
-    """Give the job the launcher's name, else this one. None leaves it without a name.
+    """Give the job the launcher's name, or else the name ``given``. Without both, it has no name.
 
     Raises
     ------
     UsageError
-        If that is no name.
+        If the text is not a valid name.
     """
     name = expand(process.launched_job or given or "", process.arguments[1:])
     if name and name != process.settings.job:
@@ -211,9 +212,9 @@ def name_job(process: Runtime, given: str | None) -> None:
 
 
 def drop_snapshots(process: Runtime) -> None:
-    """Forget the snapshots of a named job whose training has ended: nobody is to go on from them.
+    """Forget the snapshots of a named job whose training has ended: no process may go on from them.
 
-    A job without a name keeps the one that its script may have the path of.
+    A job without a name keeps the snapshot whose path its script may have.
     """
     process.checkpoints.settle(keep=False)
     if process.settings.job and process.storage.is_open:
@@ -224,11 +225,11 @@ def drop_snapshots(process: Runtime) -> None:
 
 
 def close(process: Runtime) -> None:
-    """Let go of the RAM disk, as the process ends.
+    """Close the store in the RAM disk, because the process ends.
 
-    The snapshots of a named job stay there if its script did not end well, ended while suspended, or
-    attached nothing. Of a job without a name the newest one stays if the script asked for it: somebody may
-    have its path.
+    The snapshots of a named job stay if its script did not end well, ended while suspended, or attached
+    nothing. The newest snapshot of a job without a name stays if the script asked for it: its path may be in
+    use.
     """
     well = ended_well()
     if process.storage.is_open:
@@ -256,17 +257,17 @@ def _close_store(process: Runtime, store: JobStore, *, well: bool) -> None:
 
 
 def _is_command(process: Runtime) -> bool:
-    """Return True if the job ends with this process: it is all of the command."""
+    """Return True if this process is all of its job's command, so that the job ends with it."""
     return not process.settings.socket and _launch() == str(os.getpid())
 
 
 def _launch() -> str:
-    """Return the number of the process that the job's command began as."""
+    """Return the PID of the first process of the job's command, as text."""
     return os.environ.get(LAUNCH, str(os.getpid()))
 
 
 def tell(process: Runtime, line: str) -> None:
-    """Say something that is the same for all ranks of a job, once."""
+    """Print a line that is the same for all ranks of a job, in rank 0 only."""
     if process.identity.rank == 0:
         say(line)
 

@@ -1,8 +1,8 @@
-"""What a script under ``gpuslice run`` shows when it does not catch an error of ours.
+"""Prints an error of gpuslice that a script under ``gpuslice run`` does not catch, as a command line would.
 
-As from the command line: one or two lines, which name the script's line, and the error's exit code. All
-other exceptions have Python's own traceback. Only the launcher's processes do this; who runs ``python
-train.py`` gets a traceback like that of any library.
+It prints one or two lines, which name the script's line, and exits with the error's exit code. All other
+exceptions have Python's own traceback. Only the launcher's processes do this: ``python train.py`` gets a
+traceback like that of any library.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gpuslice.runtime.ending import end
 
 
 def install(explain: Callable[[BaseException], str] = lambda error: "") -> None:
-    """End the script like a command line if an error of ours ends it.
+    """Install an exception hook that prints an uncaught gpuslice error, and exits with its exit code.
 
-    A script's own ``sys.excepthook`` stays in place; if it calls ``sys.__excepthook__``, that is ours.
+    A script's own ``sys.excepthook`` stays in place. If it calls ``sys.__excepthook__``, that is ours.
 
     Parameters
     ----------
     explain
-        What to add to another error's traceback; nothing for most.
+        Returns a note to add to another error's traceback; an empty string for most errors.
     """
     original = sys.__excepthook__
 
@@ -45,7 +45,7 @@ def install(explain: Callable[[BaseException], str] = lambda error: "") -> None:
 
 
 def _location(trace: TracebackType | None) -> str:
-    """The line from which the script called us."""
+    """Return the script's line that called gpuslice, as text for a message; empty if there is none."""
     location = ""
     for frame, line in traceback.walk_tb(trace):
         if _is_ours(frame):
