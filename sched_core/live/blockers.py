@@ -1,4 +1,4 @@
-"""What keeps a job from training, read from the core: the facts that ``why`` makes a sentence of."""
+"""The facts that keep a job from training, read from the core. ``why`` makes a sentence of them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _ENDING = (RankPhase.LEAVING, RankPhase.GONE)
 
 
 class Blockers:
-    """Says of jobs why they do not train, at one moment.
+    """The reasons why jobs do not train, at one moment.
 
     Parameters
     ----------
     core
-        Whose jobs. It must not change while this object is used.
+        The core of the jobs. It must not change while this object is used.
     now_s
         The moment, on the core's clock.
     """
@@ -36,12 +36,12 @@ class Blockers:
         self._now_s = now_s
 
     def why(self, job: Gang) -> str | None:
-        """Return why ``job`` does not train. None if it does and all is well, or if nothing is left of it."""
+        """Return why ``job`` does not train. None if it trains and all is well, or nothing is left of it."""
         found = self.explain(job)
         return None if found is None else found[1]
 
     def explain(self, job: Gang) -> tuple[str, str] | None:
-        """Return the same with the name of its case before it (``why.explain``)."""
+        """Return the name of the case that applies (``why.explain``), and the sentence as of ``why``."""
         if job.state.ended and job.processes_gone:
             return None
         return explain(self.facts(job))
@@ -79,7 +79,7 @@ class Blockers:
         }
 
     def _since_s(self, job: Gang, absent: bool) -> float:
-        """When what ``job`` does now began."""
+        """Return when what ``job`` does now began."""
         if job.verdict.ended_s is not None and job.state.ended:
             return job.verdict.ended_s
         if job.processes.idle_since_s is not None:
@@ -110,7 +110,7 @@ class Blockers:
         return Refusal(error, until_s - self._now_s) if applies and until_s > self._now_s else None
 
     def _of_waiting(self, job: Gang) -> dict[str, Any]:
-        """What matters of the policy and the devices for ``job``, which has none."""
+        """Return the facts on the policy and the devices for ``job``, which has no devices."""
         core, planning = self._core, self._core.planning
         nodes = self._confined_to(job)
         usable = self._usable if nodes is None else [d for d in self._usable if self._node(d) in nodes]
@@ -143,7 +143,7 @@ class Blockers:
 
     @cached_property
     def _everywhere(self) -> tuple[tuple[Use, ...], tuple[str, ...]]:
-        """The devices that are taken, and those that are free, to a job that has none and may have any."""
+        """The devices that are taken, and those that are free, for a job that has none and may have any."""
         return self._split(self._usable, None)
 
     def _split(self, usable: Sequence[int], job: Gang | None) -> tuple[tuple[Use, ...], tuple[str, ...]]:
@@ -153,7 +153,7 @@ class Blockers:
         return taken, self._names(device for device, use in uses.items() if use is None)
 
     def _use(self, job: Gang | None, device: int) -> Use | None:
-        """Return who has ``device``, or is to have it. None if it is free, or reserved for ``job`` alone."""
+        """Return the jobs that have or get ``device``. None if it is free, or reserved for ``job`` alone."""
         occupants = tuple(self._core.occupants[device])
         if occupants:
             return Use(self._device_names[device], occupants)
@@ -161,7 +161,7 @@ class Blockers:
         return Use(self._device_names[device], holders, used=False) if holders else None
 
     def _blocked(self, job: Gang) -> Blocked | None:
-        """Return a device that ``job`` is to have and cannot enter yet, and who is on it."""
+        """Return a device that ``job`` is to have and cannot enter yet, and the job that is on it."""
         found = self._core.reconciliation.blocker(job)
         if found is None:
             return None
@@ -187,7 +187,7 @@ class Blockers:
                 yield other.id
 
     def _bound_to(self, job: Gang, free: int) -> tuple[Use, ...]:
-        """Return the devices that alone can have the state of ``job``, as far as others keep it from them.
+        """Return the devices that the state of ``job`` is bound to, as far as others keep it from them.
 
         Another job there goes elsewhere when the policy gives ``job`` devices, unless it is bound, too.
         """
@@ -199,7 +199,7 @@ class Blockers:
         return uses if free < job.least or any(other.bound for other in others) else ()
 
     def _confined_to(self, job: Gang) -> set[int] | None:
-        """Return the nodes that ``job`` must be on. None if all will do."""
+        """Return the nodes that ``job`` must be on. Return None if it may be on all nodes."""
         relocations = self._core.relocations
         if job.within:
             nodes = set(job.within)
@@ -230,7 +230,7 @@ class Blockers:
 
     @cached_property
     def _levels(self) -> Counter[int]:
-        """How many jobs wait in each queue of the policy."""
+        """The number of waiting jobs in each queue of the policy."""
         planning = self._core.planning
         waiting = (job for job in self._core.jobs.values() if planning.knows(job) and not job.running)
         return Counter(level for job in waiting if (level := planning.level(job)) is not None)
@@ -261,7 +261,7 @@ class Blockers:
         return _node_words(self._core.relocations.named((node,))[0])
 
     def _nodes(self, names: Iterable[str]) -> str:
-        """Return ``names`` of nodes in words. Return nothing if there is only one node."""
+        """Return ``names`` of nodes in words. Return an empty text if there is only one node."""
         return "" if self._node_count == 1 else " and ".join(map(_node_words, dict.fromkeys(names)))
 
     def _names(self, devices: Iterable[int]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The socket where users submit jobs and ask about them: a second ROUTER socket beside the ranks' one.
 
-Answers come from what the core knows. Whoever waits for a job is answered after the event that ended it;
-somebody who connects and says nothing, or leaves before the answer, costs nothing.
+Answers come from what the core knows. A client that waits for a job is answered after the event that ended
+it. A client that connects and says nothing, or leaves before the answer, costs nothing.
 """
 
 from __future__ import annotations
@@ -62,31 +62,31 @@ from .submission import check, make_spec
 
 _LINGER_MS = 1000
 _REQUESTS_AT_ONCE = 20
-#: A client that waits asks again every two seconds; one that has not asked for so long has gone.
+#: A client that waits asks again every two seconds. A client that has not asked for so long has gone.
 _FORGET_S = 60.0
-#: Most of a log that one answer holds.
+#: The most bytes of a log that one answer holds.
 _LOG_PART_BYTES = 256 << 10
 _UNLESS = "give it more time, or leave out --guaranteed"
-#: Somebody who asked: by which socket, and their identity there.
+#: A client that has asked: the socket, and the client's identity there.
 _Requester = tuple[zmq.Socket[bytes], bytes]
 _log = logging.getLogger(__name__)
 
 
 class ClientSocket:
-    """Serves users from within ``scheduler``'s loop.
+    """The socket that serves users within the loop of ``scheduler``.
 
     Parameters
     ----------
     scheduler
-        Who carries requests out.
+        Carries requests out.
     directory
-        The scheduler's.
+        The scheduler's directory.
     journal
-        What it writes.
+        The scheduler's journal.
     overview
-        Knows how things stand.
+        Makes the answers on the status of jobs and devices.
     tcp
-        Where to listen besides, and the directory of keys for that.
+        The address to listen at besides, and the directory of keys for that.
     grace_s
         How long jobs may take to end when they are asked to, unless they were submitted with another time.
     """
@@ -106,11 +106,11 @@ class ClientSocket:
         self._journal = journal
         self._overview = overview
         self._sockets = [bind(scheduler.context, f"ipc://{directory / CLIENT_SOCKET}")]
-        #: Who waits for the end of a job, by job, and when each asked last, in this order.
+        #: The clients that wait for the end of a job, by job, and when each asked last, in this order.
         self._awaiting_end: dict[str, dict[_Requester, float]] = {}
-        #: Who waits to hear whether a job's deadline is guaranteed, likewise.
+        #: The clients that wait to hear if a job's deadline is guaranteed, likewise.
         self._awaiting_guarantee: dict[str, dict[_Requester, float]] = {}
-        #: Who waits for the end of the scheduler.
+        #: The clients that wait for the end of the scheduler.
         self._awaiting_shutdown: list[_Requester] = []
         if tcp is not None:
             endpoint, keys = tcp
@@ -122,17 +122,17 @@ class ClientSocket:
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """Where users can connect."""
+        """The addresses where users can connect."""
         found = [socket.getsockopt(zmq.LAST_ENDPOINT) for socket in self._sockets]
         return tuple(one.rstrip(b"\0").decode() for one in found if isinstance(one, bytes))
 
     @property
     def shut_down(self) -> bool:
-        """Whether the scheduler was told to leave and nothing is left of its jobs."""
+        """True if the scheduler was told to leave and nothing is left of its jobs."""
         return bool(self._awaiting_shutdown) and all(_over(job) for job in self._scheduler.core.jobs.values())
 
     def notify(self) -> None:
-        """Answer those whose waiting is over."""
+        """Answer the clients whose waiting is over."""
         for name in list(self._awaiting_end):
             job = self._scheduler.core.jobs[name]
             if _over(job):
@@ -146,7 +146,7 @@ class ClientSocket:
                     self._send(requester, _admission(job))
 
     def close(self) -> None:
-        """Tell those who wait for the scheduler's end that it has come."""
+        """Answer the clients that wait for the scheduler's end, and close the sockets."""
         for requester in self._awaiting_shutdown:
             self._send(requester, Done())
         for socket in self._sockets:
@@ -179,7 +179,7 @@ class ClientSocket:
                 self._send(requester, answer)
 
     def _answer(self, requester: _Requester, request: Request) -> Answer | None:
-        """Do what is asked; ``None``: the answer comes later."""
+        """Do what ``request`` asks and return the answer. Return None if the answer comes later."""
         match request:
             case Submit():
                 return self._submit(request)
@@ -221,7 +221,7 @@ class ClientSocket:
                 return None
 
     def _wait(self, requester: _Requester, asked_s: dict[_Requester, float]) -> None:
-        """Note that ``requester`` waits, and forget those who have gone without a word."""
+        """Note that ``requester`` waits, and forget clients that have gone without a word."""
         now_s = self._scheduler.now()
         asked_s.pop(requester, None)
         asked_s[requester] = now_s
@@ -233,7 +233,7 @@ class ClientSocket:
         try:
             self._scheduler.apply_request(request)
         except IllegalTransitionError as error:
-            # Its remedy is the job's history, which is for those who look for a mistake of ours.
+            # The error's remedy is the job's history, which helps only to find a bug of ours.
             raise UsageError(error.message, "`gpuslice ps` shows how it stands") from error
         return Done()
 
@@ -265,7 +265,7 @@ class ClientSocket:
 
     def _down(self, requester: _Requester, *, drain: bool) -> None:
         self._awaiting_shutdown.append(requester)
-        # Those that are not started first, or each would be started in the place of the one before.
+        # Jobs that are not started come first, or each would be started in the place of the one before.
         for job in sorted(self._scheduler.core.jobs.values(), key=lambda job: job.command.launched):
             if not drain and (not job.state.ended or (job.may_restart and not job.processes_gone)):
                 self._scheduler.apply_request(Cancelled(job.id, "the scheduler was taken down"))
@@ -285,7 +285,7 @@ class ClientSocket:
         try:
             socket.send_multipart([identity, *encode(answer)], flags=zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            # Gone, or not reading: then nobody wants the answer.
+            # The client is gone, or does not read: then the answer is not wanted.
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
             level = logging.DEBUG if error.errno == zmq.EHOSTUNREACH else logging.INFO

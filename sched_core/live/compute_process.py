@@ -1,4 +1,4 @@
-"""What a policy wants computed and takes too long for that, in a process beside the scheduler.
+"""Computations for a policy that take too long for the scheduler, in a process beside it.
 
 A process and not a thread: it can be ended, it cannot take the scheduler along, and while it works the
 scheduler has its interpreter for itself.
@@ -14,18 +14,18 @@ from gpuslice.sched_core.core.events import Compute, Computed
 from gpuslice.sched_core.nodes.processes import watch
 from gpuslice.sched_core.policy import Task
 
-#: Jobs that train come first.
+#: The niceness of the process: jobs that train come first.
 _NICENESS = 10
 
 
 class Computing:
-    """The processes that compute, as a rule one or none."""
+    """The processes that compute for a policy, as a rule one or none."""
 
     def __init__(self) -> None:
         self._processes: dict[int, tuple[Compute, subprocess.Popen[bytes], int]] = {}
 
     def begin(self, command: Compute) -> int:
-        """Start to compute; returns the descriptor that can be read when it is done.
+        """Start to compute. Return the descriptor that can be read when the answer is there.
 
         Raises
         ------
@@ -53,7 +53,7 @@ class Computing:
         return descriptor
 
     def reap(self, descriptors: set[int]) -> list[Computed]:
-        """The answers of those of ``descriptors`` that are ours; they are closed."""
+        """Return the answers of those of ``descriptors`` that are ours, and close these."""
         return [self._answer(descriptor) for descriptor in descriptors & self._processes.keys()]
 
     def _answer(self, descriptor: int) -> Computed:
@@ -69,14 +69,14 @@ class Computing:
         return Computed(command.number, found)
 
     def close(self) -> None:
-        """End what is being computed; nobody is told."""
+        """End all computations. Their answers are dropped."""
         for descriptor, (_, process, _) in list(self._processes.items()):
             process.kill()
             self._answer(descriptor)
 
 
 def main(function: str, answer: str) -> None:
-    """Be the process that computes: the argument is on stdin, the answer goes to descriptor ``answer``."""
+    """Compute in this process: the argument is on stdin, the answer goes to descriptor ``answer``."""
     os.nice(_NICENESS)
     with open(int(answer), "wb") as file:
         file.write(Task(function, sys.stdin.buffer.read()).compute())

@@ -1,7 +1,7 @@
-"""What can wait until nobody waits for the scheduler: its log, the disk, garbage.
+"""Tasks that can wait until no rank or client waits for the scheduler: its log, the disk, garbage.
 
-An order is often answered at once, and then somebody else waits for what follows from the answer. So the end
-of a burst of events is awaited first.
+An order is often answered at once, and then another process waits for what follows from the answer. So the
+end of a burst of events is awaited first.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-#: How long nothing may have happened before.
+#: How long no event must have happened before the tasks are run.
 _QUIET_MS = 5
-#: How long they are put off at most while things keep happening.
+#: How long the tasks are put off at most while events keep coming.
 _AT_MOST_S = 1.0
 
 
 class Housekeeping:
-    """Things to be done after something has happened, but not at once."""
+    """The tasks to be done after something has happened, but not at once."""
 
     def __init__(self) -> None:
         self._tasks: list[Callable[[], None]] = []
-        #: Since when they are due; infinite while they are not.
+        #: Since when the tasks are due; infinite while they are not.
         self._since_s = inf
 
     def add(self, task: Callable[[], None]) -> None:
-        """Call ``task`` in the next quiet moment; while things keep happening, once a second."""
+        """Call ``task`` in every quiet moment after events; while events keep coming, once a second."""
         self._tasks.append(task)
 
     def happened(self, now: float) -> None:
-        """Something has; housekeeping is due."""
+        """Note that an event has happened at ``now``: the tasks are due."""
         self._since_s = min(self._since_s, now)
 
     @property
     def pause_ms(self) -> int | None:
-        """How long to wait for the next event before the tasks are run; ``None``: there is nothing to do."""
+        """The milliseconds to wait for another event before the tasks are run. None: they are not due."""
         return None if self._since_s == inf else _QUIET_MS
 
     def run_if_due(self, now: float, *, quiet: bool) -> None:

@@ -1,4 +1,4 @@
-"""What the scheduler adds to the environment of a job that it starts."""
+"""The variables that the scheduler adds to the environment of a job that it starts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.types import DeviceName
 
-#: What of a GPU's memory MPS counts besides what torch allocates: the context and its kernels.
+#: The GPU memory that MPS counts besides what torch allocates: the context and its kernels.
 _CONTEXT_BYTES = 1 << 30
 _MIB = 1 << 20
-#: What torchrun reads in place of ``--nproc-per-node``.
+#: The variable that torchrun reads in place of ``--nproc-per-node``.
 _TORCHRUN_RANKS = "PET_NPROC_PER_NODE"
-#: Watchdogs that would end a parked job, unless its owner has set them. NCCL's heartbeat monitor ends a
-#: process whose watchdog thread stands in a call of CUDA (480 s), as it does while the driver has the job
-#: off its GPUs.
+#: Settings of watchdogs that would end a parked job, used unless its owner has set them. NCCL's heartbeat
+#: monitor ends a process whose watchdog thread stands in a call of CUDA (480 s), as it does while the driver
+#: has the job off its GPUs.
 _WATCHDOGS = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(7 * 24 * 3600)}
 
 
@@ -30,18 +30,20 @@ def job_environ(
     ranks: int,
     program: Program,
 ) -> dict[str, str]:
-    """What one job gets over its own environment: who it is; where it reports, its node adds.
+    """Return the variables that a job gets over its own environment. They say who the job is.
+
+    Its node adds the variables that say where the job reports.
 
     Parameters
     ----------
     common
-        What every job gets.
+        The variables that every job gets.
     ranks
-        How many its command is to start.
+        How many ranks its command is to start.
     tenant_ramdisk
         Limits by tenant, ``8G`` style.
     devices
-        The scheduler's.
+        The scheduler's devices.
     """
     own = {
         "job": spec.id,
@@ -59,9 +61,10 @@ def job_environ(
 
 
 def mps_environ(spec: JobSpec, devices: Sequence[DeviceName], environ: Mapping[str, str]) -> dict[str, str]:
-    """The memory limit as an MPS server takes it, if the job has one and a server runs.
+    """Return the memory limit as an MPS server takes it, if the job has one and a server runs; else nothing.
 
-    Behind torch's own limit, for what else allocates in the process; so it is wider by a context.
+    It stands behind torch's own limit, for memory that other code of the process allocates. So it is wider by
+    a context.
     """
     pipes = Path(environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")
     gpus = [device.index or 0 for device in devices if device.kind == "cuda"]

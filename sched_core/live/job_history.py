@@ -1,4 +1,4 @@
-"""What the jobs' lives looked like, told from outside the core: phases, slices, what switches cost.
+"""The history of each job, told from outside the core: phases, slices, and what switches cost.
 
 The job history is shown every event after the core has taken it, those of the journal as well as new ones. It
 decides nothing and the core does not know of it; what it keeps for each job is bounded.
@@ -19,7 +19,7 @@ from gpuslice.wire import Resumed, Suspended
 
 #: Slices kept for each job.
 RECENT = 8
-#: Stages, and the bytes, of a phase; more than any rank of ours reports.
+#: The most details that are kept of a phase; more than any rank of ours reports.
 _DETAILS = 64
 
 
@@ -30,9 +30,9 @@ class Phase:
     Attributes
     ----------
     devices
-        By number and rank: those that its processes could use.
+        The numbers of the devices that its processes could use, in rank order.
     until_s
-        ``None`` while it lasts.
+        When it ended. None while it lasts.
     details
         What its ranks reported meanwhile: bytes, seconds by stage.
     """
@@ -48,7 +48,7 @@ class Phase:
 
 @dataclass(slots=True)
 class Slice:
-    """What a job was given at one time: devices from one moment to another (``None``: still)."""
+    """The devices that a job was given from one moment to another (``None``: it still has them)."""
 
     devices: tuple[int, ...]
     since_s: float
@@ -56,21 +56,21 @@ class Slice:
 
 
 class Account:
-    """What is remembered of one job.
+    """The history that is kept of one job.
 
     Attributes
     ----------
     phase
-        The present one.
+        The present phase.
     slices
-        The last ``RECENT``, the oldest first.
+        The last ``RECENT`` slices, the oldest first.
     given
-        How many there were.
+        How many slices there were.
     switches
         How often it was suspended and brought back.
     blackout_s
-        What that cost it together: every stage but the time it was parked. Of a gang, its slowest rank's.
-        When other processes were started for other devices, also the time until it trained again.
+        The total cost of its switches. Time spent parked does not count. For a gang, the slowest rank counts.
+        When other processes were started for other devices, the time until it trained again counts, too.
     """
 
     __slots__ = ("_cost_s", "_parks", "blackout_s", "given", "phase", "slices", "switches")
@@ -86,7 +86,7 @@ class Account:
         self._parks: dict[int, tuple[int, int]] = {}
 
     def reported(self, rank: int, message: Suspended | Resumed) -> bool:
-        """Take note of one rank's half of a switch; whether it counts."""
+        """Note one rank's half of a switch. Return True if it counts."""
         if message.epoch != self.phase.epoch:
             return False  # too late; the core has dropped it
         if isinstance(message, Suspended):
@@ -102,7 +102,7 @@ class Account:
         return True
 
     def moved(self, job: Gang, now: float) -> Phase:
-        """Begin the next phase; returns the one that has ended."""
+        """Begin the next phase. Return the phase that has ended."""
         ended, former = _ended(self.phase, now), self.phase
         self.phase = Phase(job.id, job.state, job.lease, job.epoch, now)
         # Processes that follow others on the job's devices have an epoch of their own, and no new slice.
@@ -121,7 +121,7 @@ class Account:
         return ended
 
     def arrived(self, notice: Notice) -> None:
-        """It trains in other processes, which were started for other devices."""
+        """Add up the cost of other processes for other devices: the job trains in them now."""
         blackout_s = notice.details["blackout_s"]
         assert isinstance(blackout_s, float)
         self.blackout_s += blackout_s
@@ -133,12 +133,12 @@ class Account:
 
 
 class JobHistory:
-    """The accounts of all jobs of ``core``.
+    """The histories of all jobs of ``core``.
 
     Attributes
     ----------
     accounts
-        By job.
+        The history of each job, by its id.
     counted
         The half of a switch that was reported with the last event, if it counts.
     """
@@ -149,14 +149,14 @@ class JobHistory:
         self.counted: Suspended | Resumed | None = None
 
     def note(self, event: Event, now: float, commands: Sequence[Command]) -> list[Phase]:
-        """Take note of an event and what followed from it; returns the phases that have ended with it."""
+        """Note an event and the commands that followed from it. Return the phases that have ended with it."""
         self.counted = None
         if isinstance(event, Reported) and isinstance(event.message, Suspended | Resumed):
             job = self._core.jobs[event.job]
             counts = self.accounts[event.job].reported(event.rank, event.message)
             self.counted = event.message if counts else None
         ended: list[Phase] = []
-        # Who is told to stop when its last rank has just left hears of no order.
+        # A job that is told to stop when its last rank has just left gets no order.
         touched = _touched(event, commands) | dict.fromkeys(self._core.unreconciled)
         for name in list(touched):  # a device may have passed on without an order
             if (account := self.accounts.get(name)) is not None:
@@ -176,15 +176,15 @@ class JobHistory:
         return ended
 
     def open_phases(self, now: float) -> list[Phase]:
-        """What lasts, as if it ended ``now``."""
+        """Return the phases that have not ended, as if they ended ``now``."""
         return [_ended(account.phase, now) for account in self.accounts.values()]
 
 
 def _touched(event: Event, commands: Sequence[Command]) -> dict[str, None]:
-    """The jobs that may be in another state now: a change is either reported or followed by an order."""
+    """Return the jobs that may be in another state now: a change is reported, or followed by an order."""
     names = [event.spec.id] if isinstance(event, Submitted) else [getattr(event, "job", "")]
     names += [command.job for command in commands if isinstance(command, Tell | Launch | Kill | Notice)]
-    return dict.fromkeys(name for name in names if name)  # a policy's Noted names nobody
+    return dict.fromkeys(name for name in names if name)  # a policy's Noted names no job
 
 
 def _ended(phase: Phase, now: float) -> Phase:

@@ -1,4 +1,4 @@
-"""The processes of each job, on whichever nodes: one command a node, started, sought and ended together."""
+"""The processes of each job on its nodes: one command a node, started, sought and ended together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SAID_CHARACTERS = 4096
 
 
 class JobProcesses:
-    """Carries out what the core wants of processes, and makes events of what becomes of them.
+    """The processes of all jobs: orders of the core are carried out, and their ends become events.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class JobProcesses:
     occur
         Called with each event.
     environ
-        What a job of so many ranks gets over its own environment.
+        Returns the variables that a job of so many ranks gets over its own environment.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class JobProcesses:
         self._environ = environ
         self._ends = GangEnds()
         self._transfers: Transfers | None = None
-        #: On which nodes jobs are started when their state has arrived, by job and attempt.
+        #: The nodes on which jobs are started when their state has arrived, by job and attempt.
         self._awaited: dict[tuple[str, int], list[str]] = {}
-        #: Those of them whose state cannot be brought now.
+        #: The jobs and attempts whose state cannot be brought now.
         self._waiting: set[tuple[str, int]] = set()
-        #: On which nodes jobs are started when it is known where their ranks meet, by job and attempt.
+        #: The nodes on which jobs are started when it is known where their ranks meet, by job and attempt.
         self._meeting: dict[tuple[str, int], list[str]] = {}
 
     def begin(
@@ -64,7 +64,7 @@ class JobProcesses:
         reports: Reports,
         disconnected: Callable[[str], object],
     ) -> None:
-        """Where jobs can be: on this node, and perhaps on others.
+        """Set the nodes where jobs can be: this one, and perhaps others.
 
         ``disconnected`` is called with a node on which all connections of ranks are over.
         """
@@ -77,19 +77,19 @@ class JobProcesses:
             remote.changed = self._node_changed
 
     def launch(self, command: Launch) -> None:
-        """Start a job, on each of its nodes."""
+        """Start the command of a job on each of its nodes."""
         names = dict.fromkeys(command.nodes or ("",))
         self._ends.begin(command.job, names)
         for name in names:
             self._start(name, self._core.jobs[command.job])
 
     def end(self, job: str, *, at_once: bool = False) -> None:
-        """End every process of ``job``, within its grace; ``at_once``: they are killed unasked."""
+        """End every process of ``job``, within its grace time. If ``at_once``, kill them unasked."""
         found = self._core.jobs[job]
         self._end_on(dict.fromkeys(self._nodes_of(found)), job, 0.0 if at_once else found.spec.grace_s)
 
     def _end_on(self, nodes: Iterable[str], job: str, grace_s: float) -> None:
-        """End what there is of ``job`` on ``nodes``, and start nothing of it that was to be started."""
+        """End the processes of ``job`` on ``nodes``, and cancel those that were to be started."""
         if self._transfers is not None:
             self._transfers.cancel(job)
         for name in nodes:
@@ -99,7 +99,7 @@ class JobProcesses:
                 self.ended(name, Exited(job, exit_record.KILLED))
 
     def find(self, job: Gang, *, only: str | None = None) -> None:
-        """See what became of ``job``, or of its part on one node; it was started before."""
+        """Look for the processes of ``job``, started before, on its nodes, or on one of them ``only``."""
         names = self._nodes_of(job)
         if only is None:
             self._ends.begin(job.id, names)
@@ -122,11 +122,11 @@ class JobProcesses:
                 self._node(name).find(sought)
 
     def send(self, connection: Connection, frame: bytes) -> None:
-        """Send ``frame`` to a rank."""
+        """Send ``frame`` to the rank at ``connection``."""
         self._node(connection.node).send(connection.identity, frame)
 
     def greeted(self, job: str, rank: int, pid: int, connection: Connection) -> None:
-        """A rank, process ``pid``, has said who it is."""
+        """Watch a rank, process ``pid``, which has said who it is. End it if its job has ended."""
         node = self._node(connection.node)
         node.watch_rank(job, rank, pid, connection.identity)
         found = self._core.jobs[job]
@@ -134,7 +134,7 @@ class JobProcesses:
             node.end(job, grace_s=found.spec.grace_s)  # its end was before it could be told
 
     def ended(self, node: str, event: Exited | RankGone) -> None:
-        """A command or a rank has ended. The command of a job has when those on all of its nodes have."""
+        """Handle the end of a command or a rank. A job's command ends when it has on all of its nodes."""
         if isinstance(event, RankGone):
             self._occur(event)
         elif (end := self._ends.note(node, event)) is not None:
@@ -144,7 +144,7 @@ class JobProcesses:
             self._end_on(self._ends.others(event.job), event.job, grace_s)
 
     def missing(self, node: str, name: str) -> None:
-        """The command of a job that was to be started never was."""
+        """Start the command of a job on ``node``, where it was to be started and never was."""
         job = self._core.jobs[name]
         if self._over(job):
             self.ended(node, Exited(job.id, exit_record.KILLED))  # given up before it was started
@@ -152,7 +152,7 @@ class JobProcesses:
             self._start(node, job)
 
     def _start(self, node: str, job: Gang) -> None:
-        """Start the command of ``job`` on one of its nodes, when its state is where all of it is to be."""
+        """Start the command of ``job`` on one of its nodes, once the job's state is where it is to be."""
         origin = self._core.relocations.origin(job)
         if self._transfers is None or not origin:
             self._launch_on([node], job)
@@ -174,14 +174,14 @@ class JobProcesses:
                 nodes.remove(node)
 
     def _waits(self, name: str, attempt: int, there: str, said: str) -> None:
-        """The state of a job cannot be brought now; it is said once."""
+        """Report, once, that the state of a job cannot be brought now."""
         if (name, attempt) not in self._waiting:
             self._waiting.add((name, attempt))
             details = {"to": there, "reason": shortened(said, _SAID_CHARACTERS)}
             self._occur(Noted("state_waits", name, details))
 
     def _arrived(self, name: str, attempt: int, there: str, error: str) -> None:
-        """The state of a job is where its processes are to be, or ``error`` says why it is not."""
+        """Start a job, whose state is where it is to be. If ``error`` is not empty, end the job with it."""
         nodes = self._awaited.pop((name, attempt), [])  # none: one of them was lost meanwhile
         self._waiting.discard((name, attempt))
         job = self._core.jobs[name]
@@ -208,7 +208,7 @@ class JobProcesses:
             self._node(first).find_port(job.id, job.attempt)
 
     def port_found(self, name: str, attempt: int, port: int) -> None:
-        """The ranks of a job are to meet at ``port`` of the first one's node."""
+        """Start the commands of a job whose ranks are to meet at ``port`` of the first rank's node."""
         for node in self._meeting.pop((name, attempt), []):
             job = self._core.jobs[name]
             nodes = self._nodes_of(job)
@@ -217,14 +217,14 @@ class JobProcesses:
             self._launch(node, job, on_node(job.program, nodes, node, host=host, port=port))
 
     def _launch(self, node: str, job: Gang, program: Program) -> None:
-        """Start ``program``, the command of ``job`` on that node."""
+        """Start ``program``, the command of ``job``, on ``node``."""
         environ = dict(self._environ(job.spec, len(job.ranks), job.program))
         if node and job.spec.max_restarts:
             environ[LEASED] = "1"  # if the node is lost, it is started elsewhere
         self._node(node).launch(job.id, program, environ, job.attempt)
 
     def _give_up(self, sought: Sought, node: str) -> None:
-        """What was ``sought`` is on a node that is lost."""
+        """Report the end of what was ``sought`` on ``node``, which is lost."""
         attempt = (sought.job, sought.attempt)
         over = self._awaited.pop(attempt, [])
         if over and self._transfers is not None:
@@ -238,7 +238,7 @@ class JobProcesses:
             self.ended(name, Exited(sought.job, exit_record.KILLED, f"gpuslice: node {node} was lost"))
 
     def _node_changed(self, node: RemoteNode) -> None:
-        """The agent of a node has joined, or the node counts as lost."""
+        """Act on a node whose agent has joined, or which counts as lost: look for its processes."""
         ours = [job for job in self._core.jobs.values() if not job.processes_gone]
         ours = [job for job in ours if node.name in self._nodes_of(job)]
         if node.joined:
@@ -259,12 +259,12 @@ class JobProcesses:
                     node.find_port(name, attempt)
 
     def _over(self, job: Gang) -> bool:
-        """Whether what there is of ``job`` is to end, for good or so that it can be started anew."""
+        """Return True if the processes of ``job`` are to end, for good or so that it can be started anew."""
         ends = job.state.ended or job.relocation.ending or job.state is JobState.RELAUNCHING
         return ends or self._ends.failed(job.id)
 
     def _nodes_of(self, job: Gang) -> tuple[str, ...]:
-        """Where the processes of ``job`` are, of each rank."""
+        """Return the node of each rank of ``job``."""
         return self._core.relocations.named(job.nodes)
 
     def _node(self, name: str) -> Node:
@@ -272,5 +272,5 @@ class JobProcesses:
 
 
 def _grace_s(job: Gang) -> float:
-    """How long what there is of ``job``, which another scheduler told to end, may still take for that."""
+    """Return how long processes of ``job``, which another scheduler told to end, may still take to end."""
     return 0.0 if job.relocation.ending else job.spec.grace_s

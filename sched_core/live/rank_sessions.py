@@ -1,4 +1,4 @@
-"""Who is who among the connections of ranks, and what they may say.
+"""The sessions of the ranks: which connection is which rank, and what it may say.
 
 A frame that is not a message, or not one that its sender may send, is answered with ``Rejected`` and changes
 nothing.
@@ -31,14 +31,14 @@ class _Peer(NamedTuple):
 
 
 class RankSessions:
-    """The scheduler's talk with all ranks.
+    """The scheduler's connections with all ranks.
 
     Parameters
     ----------
     send
-        Sends a frame to whoever is at a connection.
+        Sends a frame to the rank at a connection.
     handle
-        Called with each report; its errors are answered.
+        Called with each report. The rank is told of its errors.
     greeted
         Called when a rank has said Hello and that was accepted: job, rank, process, connection.
     processes
@@ -60,23 +60,23 @@ class RankSessions:
         self._peers: dict[Connection, _Peer] = {}
 
     def forget(self, node: str) -> None:
-        """All connections of ranks on ``node`` are over; others there may get their identities."""
+        """Forget all connections of ranks on ``node``: they are over. Others may get their identities."""
         self._routes = {peer: found for peer, found in self._routes.items() if found.node != node}
         self._peers = {found: peer for found, peer in self._peers.items() if found.node != node}
 
     def tell(self, command: Tell) -> None:
-        """Send an order."""
+        """Send an order to its rank, if that has greeted us."""
         pid = command.pid or self._holder(command.job, command.rank)
         connection = self._routes.get(_Peer(command.job, command.rank, pid))
         if connection is not None:  # else it has not greeted us yet, and hears of it then
             self._send(connection, command.message)
 
     def _holder(self, job: str, rank: int) -> int:
-        """The process that is the rank now; 0: none."""
+        """Return the pid of the process that is the rank now. Return 0 if there is none."""
         return next(iter(self._processes(job, rank)), 0)
 
     def hear(self, connection: Connection, pid: int, frame: bytes) -> None:
-        """Deal with ``frame``, which process ``pid`` sent."""
+        """Handle ``frame``, which process ``pid`` sent. Answer with the error if it is rejected."""
         try:
             self._take(connection, pid, frame)
         except JournalError:

@@ -1,4 +1,4 @@
-"""Events that the core has rejected of late: repeated ones are told of, and tried again, ever less often."""
+"""Events that the core has rejected lately. Repeated ones are reported and tried again ever less often."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from gpuslice.sched_core.back_off import BackOff
 from gpuslice.sched_core.core.events import Event, job_of, named
 
 _FIRST_S, _MOST_S = 1.0, 60.0
-#: What is kept at most; what was rejected longest ago is forgotten first.
+#: The most rejections that are kept. The oldest is forgotten first.
 _MOST = 1000
 
 
 class Rejections:
-    """Rejected events by kind and job, each with its pause."""
+    """The rejected events by kind and job, each with its pause."""
 
     def __init__(self) -> None:
         self._pauses: dict[tuple[str, str], BackOff] = {}
 
     def count(self, event: Event, now: float) -> bool:
-        """Count the rejection of ``event``. Return True if it is to be told of."""
+        """Count the rejection of ``event``. Return True if it is to be reported."""
         key = _key(event)
         pause = self._pauses.setdefault(key, BackOff(_FIRST_S, _MOST_S))
         if pause.pauses(now):

@@ -1,8 +1,8 @@
 """The live shell: the ranks' socket, a timer and processes around the core, in one thread.
 
 Everything the core decides is carried out here, and everything that happens becomes one of its events. No
-event ends it: its values are checked before the core sees it, and if the core fails nevertheless, what it had
-begun is undone (``restore_core``). Only a journal that cannot be written is the end.
+event ends the scheduler: values are checked before the core sees them, and if the core fails nevertheless,
+what it had begun is undone (``restore_core``). Only a journal that cannot be written is the end.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ from .rejections import Rejections
 from .slow_decisions import SlowDecisions
 from .throughput_meter import ThroughputMeter
 
-#: No pause is longer; what poll() takes ends at 2**31 milliseconds, which are 25 days.
+#: The longest pause. poll() takes less than 2**31 milliseconds, which are 25 days.
 _PAUSE_AT_MOST_MS = 3_600_000
 #: The least pause before the core is woken again after it failed.
 _AGAIN_S = 1.0
 _REASON_CHARACTERS = 1000
-#: Notices that nobody needs to worry about.
+#: Notices of what is expected; the log warns of all others.
 _EXPECTED = frozenset(
     (
         *("arrived", "began", "first_step", "guaranteed", "idle", "packed", "relaunched", "relocated"),
@@ -73,13 +73,13 @@ _EXPECTED = frozenset(
 )
 
 Observer = Callable[[Event, float, Sequence[Command]], object]
-#: An event that the core has taken, when it happened, and what followed from it.
+#: An event that the core has taken, when it happened, and the commands that followed from it.
 PastEvent = tuple[Event, float, Sequence[Command]]
 _log = logging.getLogger(__name__)
 
 
 def _ignore(event: Event, now: float, commands: Sequence[Command]) -> None:
-    """Nobody wants to know."""
+    """Do nothing: the observer by default."""
 
 
 class Scheduler:
@@ -88,31 +88,31 @@ class Scheduler:
     Parameters
     ----------
     core
-        Who decides.
+        The core that decides.
     directory
         For the socket, the lock and the jobs' output; made with mode 0700 if need be.
     clock
-        What time it is.
+        Tells the time.
     environ
         Variables that every job gets, over its own.
     tenant_ramdisk
-        What the jobs of a tenant are told that their snapshots may take together, ``8G`` style.
+        The RAM disk that the snapshots of a tenant's jobs may take together, by tenant, ``8G`` style.
     keep_jobs
-        Whether jobs outlive this scheduler, for another to take them over.
+        True if jobs outlive this scheduler, for another to take them over.
     observer
-        Called with every event, when it happened, and the commands that followed from it, before they leave.
+        Called with every event, when it happened, and its commands, before these are carried out.
     late_observer
-        Called likewise when what ranks are told has left, so that nobody waits for it.
+        Called likewise once the orders to ranks have been sent, so that no rank waits for it.
     remote
         The other nodes of the core's devices.
 
     Attributes
     ----------
     housekeeping
-        What is done when nobody waits for this scheduler.
+        The tasks that are done when no rank or client waits for this scheduler.
     restore_core
-        Called when an event has failed in the midst of the core, which was not observed: to make the core
-        again what the events so far had made of it.
+        Called when an event has failed in the midst of the core, before it was observed. It must make the
+        core again what the events so far had made of it.
     local
         The processes of jobs on this machine.
 
@@ -165,7 +165,7 @@ class Scheduler:
             raise
         self.housekeeping = Housekeeping()
         self._computing = Computing()
-        #: What computes; one descriptor for the poller.
+        #: The descriptors of all computations, as one descriptor for the poller.
         self._computed = select.epoll()
         self._handlers: dict[zmq.Socket[bytes] | int, Callable[[], object]] = {}
         self.register(self.local.ranks.socket, self.local.ranks.receive)
@@ -187,11 +187,11 @@ class Scheduler:
         self.close()
 
     def end_jobs_when_closed(self) -> None:
-        """Leave no job behind after all: nobody could take the jobs over."""
+        """End the jobs after all when the scheduler is closed: no other could take them over."""
         self._keep_jobs = False
 
     def close(self) -> None:
-        """End every process of every job, unless they are kept, and give the socket back; also twice."""
+        """End every process of every job, unless they are kept, and close the sockets; also twice."""
         if self.context.closed:
             return
         self._computing.close()
@@ -212,25 +212,25 @@ class Scheduler:
         self._poller.register(source, zmq.POLLIN)
 
     def now(self) -> float:
-        """What time it is for the core."""
+        """Return the time on the core's clock."""
         return self._clock.now()
 
     def submit(self, spec: JobSpec, program: Program) -> None:
-        """Accept a job; its processes are started when its turn is near, and train when it has come."""
+        """Accept a job. Its processes start when its turn is near, and train when its turn has come."""
         self._handle(Submitted(spec, program))
 
     def limit_prestart(self, jobs: int) -> None:
-        """Start at most so many jobs beyond those that run, from now on."""
+        """Set how many jobs may be started beyond those that run, from now on."""
         event = Limited(jobs)
         if self.core.prestart.limit != jobs and self.now() >= self._rejections.again_s(event):
             self._occur(event)
 
     def apply_request(self, request: OwnerRequest) -> None:
-        """Do what the owner of a job wants."""
+        """Carry out what the owner of a job requests."""
         self._handle(request)
 
     def take_over(self, past: Iterable[PastEvent], note: Observer = _ignore) -> None:
-        """Become the scheduler that lived through ``past``, as the core has, and see what became of its jobs.
+        """Go on as the scheduler that lived through ``past``, as the core has. Look for the jobs' processes.
 
         ``note`` is called with each event of the past.
 
@@ -248,12 +248,12 @@ class Scheduler:
             self._perform(left)
 
     def set_aside(self, noted: Iterable[Noted]) -> None:
-        """Write down what of the past was left out, so that it stays left out."""
+        """Write down which past events were left out, so that they stay left out."""
         for note in noted:
             self._occur(note)
 
     def run(self, until: Callable[[], bool], *, timeout_s: float | None = None) -> bool:
-        """Serve until ``until()`` is true; ``False`` if that took longer than ``timeout_s``."""
+        """Serve until ``until()`` is true. Return True then, or False after ``timeout_s``."""
         ends_s = None if timeout_s is None else self._clock.now() + timeout_s
         if self._remote is not None:
             self._remote.expect_all()
@@ -267,7 +267,7 @@ class Scheduler:
             self.housekeeping.run()
 
     def _serve(self, ends_s: float | None) -> None:
-        """Wait for the next thing to happen, then deal with all that has."""
+        """Wait for something to happen, then handle all that has."""
         ready = dict(self._poller.poll(self._pause_ms(ends_s)))
         for source in ready.keys() & self._handlers.keys():
             self._handlers[source]()
@@ -287,7 +287,7 @@ class Scheduler:
             self.housekeeping.run_if_due(now, quiet=not ready)
 
     def _pause_ms(self, ends_s: float | None) -> int | None:
-        """How long nothing needs to be done unless something happens; ``None``: for ever."""
+        """Return how long nothing needs to be done unless something happens. None: for ever."""
         now = self._clock.now()
         lost_s = None if self._remote is None else self._remote.next_deadline_s
         moments = (ends_s, self._wake_s, self.local.next_deadline_s, lost_s)
@@ -298,7 +298,7 @@ class Scheduler:
         return min(pauses_ms, default=None)
 
     def _handle(self, event: Event) -> None:
-        """Let the core decide on ``event``, and carry out what it says; errors of the core change nothing."""
+        """Let the core decide on ``event``, and carry out its commands. Errors of the core change nothing."""
         now = self._clock.now()
         encode(event)  # what the core may see, the journal can give back
         try:
@@ -329,7 +329,7 @@ class Scheduler:
         return [] if found is None else processes_of(found, rank)
 
     def _occur(self, event: Event) -> bool:
-        """Handle what nobody said, but happened; whether the core took it. What it rejects is in the log."""
+        """Handle an event that is no request. Return True if the core took it; rejections are logged."""
         try:
             self._handle(event)
         except JournalError:
@@ -343,7 +343,7 @@ class Scheduler:
         return True
 
     def _unforeseen(self, event: Event, error: Exception) -> UnforeseenError:
-        """Undo what of ``event`` the core may have done before it failed, and let people know."""
+        """Undo what the core did of ``event`` before it failed, and report it. Return the error to raise."""
         is_told = self._rejections.count(event, self.now())
         if is_told:
             _log.exception("%s of %s failed in the core", named(event), job_of(event) or "nobody")
@@ -354,7 +354,7 @@ class Scheduler:
         return UnforeseenError(f"{named(event)} failed: {told}", "this is a bug; scheduler.jsonl says more")
 
     def _guarded(self, what: Event | Command, act: Callable[..., object], *words: object) -> None:
-        """Do what follows from an event that has happened: its failure is logged, and no reason to end."""
+        """Call ``act``, which follows from ``what``. Log its failure: only a ``JournalError`` is raised."""
         try:
             act(*words)
         except JournalError:

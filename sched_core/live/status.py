@@ -1,4 +1,4 @@
-"""How things stand, for people: the core and the job history as the structs that users are answered with."""
+"""The status, for people: the core and the job history as the structs that users are answered with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuslice.wire import MAX_MESSAGE_BYTES
 from .blockers import Blockers
 from .job_history import Account, JobHistory
 
-#: Jobs in one answer; with those limits it stays well below the longest message.
+#: The most jobs in one answer. With the limits that follow, it stays well below the longest message.
 JOBS_AT_ONCE = 200
 _JOBS_BYTES = MAX_MESSAGE_BYTES // 2
 _COMMAND_CHARACTERS = 1000
@@ -26,14 +26,14 @@ _WHY_CHARACTERS = 1000
 
 
 class Overview:
-    """Answers what is there and how it stands.
+    """The status of the scheduler, its devices and its jobs, as answers for users.
 
     Parameters
     ----------
     core, job_history
-        What is known.
-    policy
-        Name of the policy, and ``pid`` the scheduler's process.
+        The sources of the status.
+    policy, pid
+        The name of the policy, and the scheduler's process id.
     """
 
     def __init__(self, core: Core, job_history: JobHistory, *, policy: str, pid: int) -> None:
@@ -42,7 +42,7 @@ class Overview:
         self._about = (policy, pid)
 
     def status(self, after: int, now_s: float, endpoints: tuple[str, ...] = ()) -> SchedulerStatus:
-        """Everything, with those jobs that follow the first ``after``."""
+        """Return the status of everything, with the jobs that follow the first ``after``."""
         policy, pid = self._about
         devices = [
             DeviceInfo(name=str(name), jobs=tuple(occupants))
@@ -60,7 +60,7 @@ class Overview:
         )
 
     def _some(self, jobs: Sequence[Gang], now_s: float) -> Iterator[JobInfo]:
-        """As many of ``jobs``, at least one, as fit into an answer: reasons can be long."""
+        """Yield the status of as many of ``jobs``, at least one, as fit into an answer."""
         left_bytes = _JOBS_BYTES
         blockers = Blockers(self._core, now_s)
         for job in jobs:
@@ -72,7 +72,7 @@ class Overview:
             yield info
 
     def job(self, job: Gang, now_s: float, blockers: Blockers | None = None) -> JobInfo:
-        """One job. ``blockers`` are those of the moment ``now_s``, if they have been made."""
+        """Return the status of one job. ``blockers`` are those of the moment ``now_s``, if they exist."""
         account = self._job_history.accounts[job.id]
         then_s = now_s if job.verdict.ended_s is None else job.verdict.ended_s
         executed_s = job.executed_at(then_s)
@@ -148,13 +148,13 @@ class Overview:
 
 
 def _why(job: Gang, blockers: Blockers) -> str | None:
-    """Why it does not train, in a sentence that is not too long for an answer of many jobs."""
+    """Return why ``job`` does not train, cut to a length for answers of many jobs. None if it trains."""
     said = blockers.why(job)
     return None if said is None else shortened(said, _WHY_CHARACTERS)
 
 
 def _unleased(job: Gang) -> str | None:
-    """What its ranks hold on GPUs that are not theirs."""
+    """Return what the ranks of ``job`` hold on GPUs that are not theirs. Return None if nothing."""
     found = [rank.unleased for rank in job.there() if rank.unleased]
     return None if job.state.ended or not found else "; ".join(found)
 
@@ -182,7 +182,7 @@ def _processes(job: Gang) -> str | None:
 
 
 def _trial(job: Gang) -> str | None:
-    """How it stands with the trial of a job; ``None`` if it was to have none."""
+    """Return how the trial of a job stands. Return None if it was to have none."""
     if not job.spec.trial_batches:
         return None
     if job.tried or job.state is JobState.SUCCEEDED:
@@ -193,14 +193,14 @@ def _trial(job: Gang) -> str | None:
 
 
 def _steps_per_s(job: Gang, steps: int, executed_s: float) -> float | None:
-    """Steps per second on the device: of late, if that was measured, else from the beginning."""
+    """Return the steps per second on the device: of late, if that was measured, else from the beginning."""
     if job.step_time.step_s is not None:
         return 1.0 / job.step_time.step_s
     return steps / executed_s if executed_s > 0 else None
 
 
 def _eta_s(job: Gang, steps: int, now_s: float) -> float | None:
-    """When a job that said how many steps it has will be through, if it goes on as since its first slice."""
+    """Return in how many seconds a job has made its steps, if it goes on as since its first slice."""
     if job.state.ended or not job.spec.steps or not steps or job.first_start_s is None:
         return None
     steps_per_s = steps / max(now_s - job.first_start_s, 1e-9)

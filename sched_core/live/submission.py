@@ -1,4 +1,4 @@
-"""From what a user hands in to a job: what is impossible is refused here, in the user's words."""
+"""Jobs made from what users submit. What is impossible is refused here, in the user's words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuslice.verbs import Submit
 
 
 def check(request: Submit, devices: Sequence[DeviceName]) -> None:
-    """Refuse what no job can be, or none on these ``devices``; each value is within its range already.
+    """Raise if ``request`` cannot be a job, or not on ``devices``. Each value is within its range already.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def check(request: Submit, devices: Sequence[DeviceName]) -> None:
 
 
 def make_spec(request: Submit, name: str, now_s: float, grace_s: float = GRACE_S) -> JobSpec:
-    """Return the job of ``request``, which was checked; ``grace_s`` is for one that states none."""
+    """Return the job of ``request``, which was checked. ``grace_s`` is for a job that states none."""
     asked: dict[str, Any] = {
         field: getattr(request, field)
         for field in JobRequest.__struct_fields__

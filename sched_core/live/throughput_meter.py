@@ -1,8 +1,8 @@
-"""Measures how fast jobs train, alone and beside others, from what their ranks report anyway.
+"""Measure how fast jobs train, alone and beside others, from what their ranks report anyway.
 
-Steps are counted between two reports between which nobody came to the device or left it; of a training that
-counts its samples, these, too. What is found is an event, so the core that is made anew from the journal
-knows the same; what was still being measured is lost.
+Steps are counted between two reports between which no job came to the device or left it. Samples are counted,
+too, if the training counts them. What is found is an event, so a core that is made anew from the journal
+knows it. What was still being measured is lost then.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.wire import Progress, Suspended
 
-#: The first steps of a job are not like the others, nor are those of an elastic one on other devices: its
-#: ranks wait for those that come.
+#: The first steps of a job are not like the others. Nor are those of an elastic job on other devices: its
+#: ranks wait for new ranks.
 _WARM_UP_STEPS = 3
-#: A sample has so many steps and seconds at least; it is counted from one report to another. The first ones
-#: in a company are short, so that a trial ends soon; later ones have this part of the time that it lasts, up
-#: to the most.
+#: The least steps and seconds of a sample, which is counted from one report to another. The first samples in
+#: a company are short, so that a trial ends soon. Later ones last ``_PART`` of the time that the company has
+#: lasted, up to the most.
 _LEAST_STEPS = 4
 _LEAST_S, _MOST_S = 0.4, 2.0
 _PART = 0.25
-#: The same of an elastic job whose company interests nobody: it is alone for hours.
+#: The most seconds of a sample under a policy that does not pack: jobs are alone for hours.
 _MOST_ALONE_S = 60.0
-#: The same, where a suspend ends it.
+#: The least seconds of a sample that a suspend ends.
 _REST_S = 0.2
 
 
 class _Mark(NamedTuple):
-    """Where a sample begins: on how many devices, in whose company, since when, and how far the job was."""
+    """The start of a sample: on how many devices, beside which jobs, since when, and how far the job was."""
 
     epoch: int
     devices: int
@@ -46,16 +46,16 @@ class _Mark(NamedTuple):
 
 
 class ThroughputMeter:
-    """Makes ``Measured`` of the reports of rank 0 of each job of ``core`` of which anybody wants to know."""
+    """The meter that makes ``Measured`` of the reports of rank 0 of each job of which they are wanted."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._marks: dict[str, _Mark] = {}
-        #: Of elastic jobs: their present lease, and the step at which they were when it began.
+        #: The present lease of each elastic job, and the step at which the job was when it began.
         self._begun: dict[str, tuple[int, int]] = {}
 
     def note(self, event: Event, now: float) -> Measured | None:
-        """Take in an event that the core has taken; what is known now, if anything."""
+        """Note an event that the core has taken. Return what has been measured with it, if anything."""
         if not isinstance(event, Reported) or event.rank:
             return None
         job, message = self._core.jobs[event.job], event.message
@@ -87,7 +87,7 @@ class ThroughputMeter:
         return None if mark is None or not goes_on else self._measured(job, mark, here)
 
     def _warms_up(self, job: Gang, step: int) -> bool:
-        """Whether its steps are not yet like those that follow."""
+        """Return True if the steps of ``job`` are not yet like those that follow."""
         if not job.spec.elastic:
             return step < _WARM_UP_STEPS
         epoch, first = self._begun.get(job.id, (-1, 0))
@@ -98,7 +98,7 @@ class ThroughputMeter:
     def _mark(
         self, job: Gang, before: _Mark | None, message: Progress | Suspended, now: float, beside: str = ""
     ) -> _Mark:
-        """How far ``job`` is; ``before`` in the same company, if there is one."""
+        """Return how far ``job`` is now. ``before`` is the mark before in the same company, if any."""
         samples = message.samples if isinstance(message, Progress) else 0
         since_s = now if before is None else before.since_s
         return _Mark(
@@ -106,12 +106,12 @@ class ThroughputMeter:
         )
 
     def _least_s(self, job: Gang, mark: _Mark, now: float) -> float:
-        """How long a sample has to be."""
+        """Return how many seconds a sample must last at least."""
         most_s = _MOST_S if self._core.planning.throughput.packs else _MOST_ALONE_S
         return min(most_s, max(_LEAST_S, _PART * (now - mark.since_s)))
 
     def _measured(self, job: Gang, mark: _Mark, here: _Mark) -> Measured:
-        """What ``job`` did from ``mark`` on."""
+        """Return what ``job`` did between ``mark`` and ``here``."""
         seconds = here.at_s - mark.at_s
         busy = None
         if mark.worked_s is not None and here.worked_s is not None:
@@ -120,7 +120,7 @@ class ThroughputMeter:
         return Measured(job.id, mark.beside, here.step - mark.step, seconds, busy, mark.devices, samples)
 
     def _beside(self, job: Gang) -> str | None:
-        """Who else is on the devices of ``job``; ``None`` if somebody is just coming or going."""
+        """Return the other jobs on the devices of ``job``. Return None if one is just coming or going."""
         others = {name: other for device in job.lease for name, other in self._core.occupants[device].items()}
         others.pop(job.id, None)
         there = (job, *others.values())
@@ -128,7 +128,7 @@ class ThroughputMeter:
         return ",".join(sorted(others)) if steady and job.lease else None
 
     def _worked_s(self, job: Gang) -> float | None:
-        """Device time that the job has used; on a slot of the host, processor time by the slot's cores."""
+        """Return the processor time that ``job`` has used, by the cores of its slot. None on a GPU."""
         slots = sum(device.kind == "cpu" for device in self._core.devices)
         if not job.lease or self._core.devices[job.lease[0]].kind != "cpu":
             return None

@@ -14,7 +14,7 @@ class Use(NamedTuple):
     Attributes
     ----------
     jobs
-        Those that use it; without any, those that it is reserved for.
+        The jobs that use it; if there are none, the jobs that it is reserved for.
     used
         True if processes of ``jobs`` are on it.
     """
@@ -42,14 +42,14 @@ class Quota(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """What a rank said when it refused, and in how many seconds it is told again."""
+    """The reason that a rank gave when it refused, and in how many seconds it is asked again."""
 
     error: str
     again_s: float
 
 
 class Blocked(NamedTuple):
-    """A device that the job is to have, who is still on it, and why that one is."""
+    """A device that the job is to have, the job that is still on it, and why that job is."""
 
     device: str
     job: str
@@ -57,7 +57,7 @@ class Blocked(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Bytes that the job needs on a device, and the device with most left beside the jobs there."""
+    """The bytes that the job needs on a device, and the device with most left beside the jobs there."""
 
     needs_bytes: int
     device: str

@@ -1,4 +1,4 @@
-"""Tells in the journal why a job has waited for long: once for each reason."""
+"""Notes in the journal on why a job has waited for long: once for each reason."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gpuslice.sched_core.jobs.accounts import Activity
 
 from .blockers import Blockers
 
-#: A job is told of if one reason has lasted for so long.
+#: A job is reported if one reason has lasted for so long.
 LONG_S = 60.0
 #: Seconds between two looks, and how many jobs each is for: a look takes a few milliseconds.
 _EVERY_S, _AT_ONCE = 10.0, 100
 
 
 class _Wait(NamedTuple):
-    """The case of ``why`` that keeps a job from training, since when, and the cases that were told of."""
+    """The case of ``why`` that keeps a job from training, since when, and the cases that were reported."""
 
     case: str
     since_s: float
@@ -27,12 +27,12 @@ class _Wait(NamedTuple):
 
 
 class WaitNotes:
-    """Looks from time to time at jobs that do not train.
+    """The notes on jobs that do not train, which are looked at from time to time.
 
     Parameters
     ----------
     core
-        Whose jobs.
+        The core of the jobs.
     now
         Returns the time of the core's clock.
     note
@@ -68,7 +68,7 @@ class WaitNotes:
             self._note(note)
 
     def _noted(self, job: str, case: str, sentence: str, now: float) -> list[Noted]:
-        """Return what is to be told of ``job``, if anything, and remember what keeps it."""
+        """Return the note on ``job`` that is due, if any, and remember what keeps the job."""
         wait = self._waits.get(job, _Wait("", now, frozenset()))
         if wait.case != case:
             wait = _Wait(case, now, wait.told)

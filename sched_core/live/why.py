@@ -15,7 +15,7 @@ from gpuslice.sched_core.jobs.states import JobState
 
 from .wait_facts import Facts, Refusal, Use
 
-#: Of long lists so many names are said.
+#: The most names that are said of a list.
 _MOST_NAMES = 3
 
 
@@ -89,7 +89,7 @@ def _quota(facts: Facts) -> str | None:
 
 
 def _not_started(facts: Facts) -> str | None:
-    """Of a job that is not started: others are, for the devices that are free."""
+    """Return why a job is not started: others are, for the free devices. None if that is not the case."""
     if facts.launched or len(facts.free) < facts.demand:
         return None
     if facts.started_before:
@@ -207,7 +207,7 @@ def _lent(facts: Facts) -> str | None:
 
 
 def _blocked(facts: Facts) -> str | None:
-    """Of a job that has been given devices, and cannot enter them yet."""
+    """Return why a job that was given devices does not enter them yet. None if it was given none."""
     if not facts.wanted:
         return None
     if facts.blocked is not None:
@@ -265,7 +265,7 @@ def _taken(facts: Facts) -> str | None:
 
 
 def _not_chosen(facts: Facts) -> str | None:
-    """Of a job for which there is room: only the policy knows why."""
+    """Return what the policy does about a job for which there is room: only the policy knows why it waits."""
     if facts.computes:
         return f"policy {facts.policy} computes its plan"
     said = f"policy {facts.policy} has not chosen it yet; {listed(facts.free)} {_is(len(facts.free))} free"
@@ -274,7 +274,7 @@ def _not_chosen(facts: Facts) -> str | None:
     return f"{said}; it decides again in {span(facts.policy_again_s)}"
 
 
-#: The cases, in the order in which they are looked at. An empty sentence is: there is nothing to say.
+#: The cases, in the order in which they are looked at. An empty sentence: there is nothing to say.
 CASES: tuple[Callable[[Facts], str | None], ...] = (
     *(_ended, _node_lost, _relaunching, _relocating),
     *(_between, _coming, _leaving, _stays, _stuck, _unleased, _late, _sets_up),
@@ -305,7 +305,7 @@ def listed(names: Sequence[str]) -> str:
 
 @lru_cache(16)
 def _uses(taken: tuple[Use, ...]) -> list[str]:
-    """Return who has ``taken`` devices, in words: those that are used, then those that are reserved."""
+    """Return which jobs have the ``taken`` devices, in words: devices in use first, then reserved ones."""
     said = []
     for used, verb in ((True, "used by"), (False, "reserved for")):
         devices = [use.device for use in taken if use.used is used]
