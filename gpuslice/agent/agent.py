@@ -66,7 +66,7 @@ class Agent:
     runtime
         The job.
     replaces
-        Id of the process that has been this rank so far and has a lease, if its child trains now; else 0.
+        Id of the parent process, which was this rank and has a lease, if this process trains now; else 0.
 
     Raises
     ------
@@ -202,7 +202,7 @@ class Agent:
         return [Profiled(epoch=epoch, tensors=tensors, nbytes=nbytes, largest_bytes=largest_bytes)]
 
     def _note_lease(self, device: str) -> None:
-        """Record the leased device in the environment, for child processes: one of them may train."""
+        """Record the leased device, also in the environment: a child process may be the one that trains."""
         os.environ[_LEASE] = self._place.device = device
 
     def finish(self) -> None:

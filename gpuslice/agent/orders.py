@@ -1,6 +1,6 @@
 """The state machine of one rank: the scheduler's orders and the rank's phase. It does no I/O.
 
-The I/O thread delivers messages, and the main thread calls at boundaries. One lock orders the two. The main
+The I/O thread delivers messages, the main thread asks at boundaries. One lock orders the two. The main
 thread counts a boundary before it looks at ``stop_at``; the I/O thread sets ``stop_at`` before it looks at
 the count. So one of them sees the other, and where both do (the count *is* ``stop_at``), the lock decides:
 the main thread parks, or the I/O thread takes ``stop_at`` back and answers ``Overshot``.
@@ -86,7 +86,7 @@ class Orders:
         self._ending = False
         #: The boundary to stop at after ON_LEAVE.
         self._later = NEVER
-        #: True if ``stop_at`` is no order: the main thread only has to call at the next boundary.
+        #: True if ``stop_at`` is no order: the main thread only has to call the agent at the next boundary.
         self._listening = False
 
     def resume(self, order: Resume) -> list[FromAgent]:
@@ -226,7 +226,7 @@ class Orders:
             return [Withdrawn(epoch=order.epoch)]
 
     def displace(self) -> None:
-        """Drop the lease, which another process may get. The main thread calls at the next boundary."""
+        """Drop the lease, which another process may get. The next boundary calls the agent."""
         with self._lock:
             self._displaced = True
             self.epoch, self.phase, self._grant = 0, Phase.ON_LEAVE, None
@@ -244,7 +244,7 @@ class Orders:
         self.phase, self._boundaries.stop_at = Phase.RUNNING, NEVER
 
     def listen(self) -> None:
-        """Make the main thread call at the next boundary, unless it has to stop at another one."""
+        """Make the main thread call the agent at the next boundary, unless it has to stop at another one."""
         with self._lock:
             if self._boundaries.stop_at == NEVER:
                 self._boundaries.stop_at, self._listening = self._boundaries.count + 1, True

@@ -33,7 +33,7 @@ class PeakMemory:
         self._moving_bytes = _reserved_bytes(torch.cuda.max_memory_reserved, leased)
 
     def look(self, leased: DeviceName, steps: int) -> int:
-        """Measure, and return the peak in bytes; 0 if it is not known yet. For any thread, while training."""
+        """Measure while the job trains, and return the peak in bytes; 0 if not known yet. For any thread."""
         if steps >= _WARM_UP_STEPS:
             self._most_bytes = max(self._most_bytes, self._peak_bytes(leased))
         return self._most_bytes

@@ -21,7 +21,7 @@ AT_ONCE_S = 0.5
 
 
 class Place:
-    """This process's place among its job's ranks.
+    """The place of this process among its job's ranks: held, waited for or lost.
 
     Parameters
     ----------
