@@ -72,7 +72,7 @@ class Switch:
 
 @dataclass(slots=True)
 class JobRecord:
-    """The record of one job."""
+    """The steps, slices and exit code of one job."""
 
     name: str
     submitted_s: float
