@@ -41,7 +41,7 @@ class RouteState(msgspec.Struct, frozen=True):
 
 
 class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
-    """A device, by the name that jobs use.
+    """The state of a device, under the name that jobs use.
 
     Attributes
     ----------

@@ -106,7 +106,7 @@ class VisibleGpus:
 
 
 def hides_all(value: str) -> bool:
-    """Return True if ``CUDA_VISIBLE_DEVICES=value`` hides all GPUs: CUDA stops at the first unknown entry."""
+    """Return True if ``CUDA_VISIBLE_DEVICES=value`` asks for no GPU: its first entry is empty or negative."""
     first = value.split(",")[0].strip()
     return first == "" or first.startswith("-")
 

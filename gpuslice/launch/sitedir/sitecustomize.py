@@ -125,7 +125,7 @@ def _watch(spec: ModuleSpec, first: Callable[[], None], then: Callable[[], None]
 
 
 class _Spec(importlib.machinery.ModuleSpec):
-    """A module's spec in which ``import`` marks the begin and the end of the import, to call the functions.
+    """A module's spec that calls ``first`` and ``then`` when ``import`` marks the import's begin and end.
 
     This leaves no frame of ours below the import, so errors that torch raises have the user's own traceback.
     """
