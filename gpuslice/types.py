@@ -173,7 +173,7 @@ def job_id(text: str) -> JobId:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A gang's right to its devices until told otherwise.
+    """The right of a job's ranks to their devices, until the scheduler takes the devices back.
 
     Attributes
     ----------

@@ -48,7 +48,7 @@ class Submit(JobRequest, tag="submit", frozen=True, kw_only=True):
 
 
 class Status(Verb, tag="status", frozen=True):
-    """A request for the scheduler's state, with a part of the jobs: those behind the first ``after``."""
+    """A request for the scheduler's state, with a part of the jobs: those that follow the first ``after``."""
 
     after: Count = 0
 
@@ -212,7 +212,7 @@ class Accepted(Verb, tag="accepted", frozen=True):
 
 
 class SchedulerStatus(Verb, tag="standing", frozen=True):
-    """The scheduler, its devices and a part of its jobs, in order of submission, of ``job_count`` in all."""
+    """The scheduler, its devices, and a part of its ``job_count`` jobs in order of submission."""
 
     pid: int
     policy: str
