@@ -81,7 +81,10 @@ class Checkpoints:
                     self.settle()
 
     def settle(self, *, keep: bool = True) -> None:
-        """Finish the checkpoint under way: publish it, or give it up. The store may be used afterwards."""
+        """Finish the checkpoint under way: publish it, or give it up if it failed or ``keep`` is False.
+
+        The store may be used afterwards.
+        """
         if self._current is None:
             return
         with _without_handlers():

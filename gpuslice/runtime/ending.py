@@ -243,7 +243,7 @@ def _restore(handlers: list[tuple[int, Any]]) -> None:
 
 
 def _deliver_here(signals: list[int]) -> None:
-    """Run the handlers of ``signals`` in order, the others also if one of them raises."""
+    """Run the handlers of ``signals`` in order. If one raises, the others run all the same."""
     while signals:
         number = signals.pop(0)
         try:
