@@ -64,14 +64,14 @@ class Prior(msgspec.Struct, frozen=True):
 
 
 class Verdict(Enum):
-    """What to do with a set of jobs: let them share a device, or take turns."""
+    """The ways to run a set of jobs: they share a device, or they take turns."""
 
     PACK = "pack"
     SLICE = "slice"
 
 
 class Judgement(NamedTuple):
-    """What sharing a device does to a set of jobs.
+    """The effect of sharing a device on a set of jobs, and the verdict on it.
 
     Attributes
     ----------

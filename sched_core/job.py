@@ -12,7 +12,7 @@ GRACE_S = 30.0
 
 
 class JobSpec(JobRequest, frozen=True, kw_only=True):
-    """What is known when a job is submitted: what was asked for, and what the scheduler makes of it.
+    """The description of a job at its submission: what was asked for, and what the scheduler makes of it.
 
     How long the job really runs is not part of it (see ``Knowledge``).
 

@@ -85,8 +85,8 @@ class Changes:
     succeeded
         Jobs that ended well. ``finished`` does not tell why other jobs are gone.
     begun
-        Jobs whose ``since_s`` was not known, or later, when they were started: they make progress since (or
-        from) then. They may have finished since.
+        Jobs whose ``since_s`` was not known when they were started, or has changed: they make progress from
+        that moment on. They may have finished since.
     settled
         Jobs that have attained service since a plan took their devices: until they had left them, or because
         they could not. They wait, and may have finished since. In a simulation, where jobs leave at once,
@@ -320,7 +320,7 @@ class Shares(Protocol):
 
 
 class PackVerdict(msgspec.Struct, frozen=True):
-    """What was found of two jobs that shared a device.
+    """The finding on two jobs that shared a device.
 
     Attributes
     ----------

@@ -70,7 +70,7 @@ class Estimate(NamedTuple):
 
 
 class _Fit:
-    """``y = a x + b z`` by weighted least squares with forgetting; ``b`` is shrunk, neither is below 0."""
+    """A weighted least-squares fit of ``y = a x + b z``, a, b ≥ 0, with forgetting; ``b`` is shrunk."""
 
     __slots__ = ("_xx", "_xy", "_xz", "_zy", "_zz")
 

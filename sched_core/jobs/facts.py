@@ -211,7 +211,7 @@ class Relocation(msgspec.Struct):
 
 
 class Verdict(msgspec.Struct):
-    """How the job, or its last attempt, ended.
+    """The end of a job, or of its last attempt: when and why.
 
     Attributes
     ----------

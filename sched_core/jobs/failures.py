@@ -117,7 +117,7 @@ def _tells(line: str) -> bool:
 
 
 def classify(code: int, words: str) -> Failure:
-    """Return why a command failed, judged by its exit ``code`` (negative: a signal) and ``telling`` words.
+    """Return why a command failed, by its exit ``code`` (negative: a signal) and ``words`` (see ``telling``).
 
     Of several exceptions, a lack of resources counts before a mistake, and a mistake before broken
     connections: where one rank of a gang fails, the others lose their connections to it.

@@ -121,7 +121,7 @@ class Account:
         return ended
 
     def arrived(self, notice: Notice) -> None:
-        """Add up the cost of other processes for other devices: the job trains in them now."""
+        """Add to ``blackout_s`` the time until the job trained again in processes for other devices."""
         blackout_s = notice.details["blackout_s"]
         assert isinstance(blackout_s, float)
         self.blackout_s += blackout_s

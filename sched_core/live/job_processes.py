@@ -144,7 +144,7 @@ class JobProcesses:
             self._end_on(self._ends.others(event.job), event.job, grace_s)
 
     def missing(self, node: str, name: str) -> None:
-        """Start the command of a job on ``node``, where it was to be started and never was."""
+        """Start a job's command on ``node``, where it never started. If the job is to end, report its end."""
         job = self._core.jobs[name]
         if self._over(job):
             self.ended(node, Exited(job.id, exit_record.KILLED))  # given up before it was started
@@ -181,7 +181,7 @@ class JobProcesses:
             self._occur(Noted("state_waits", name, details))
 
     def _arrived(self, name: str, attempt: int, there: str, error: str) -> None:
-        """Start a job, whose state is where it is to be. If ``error`` is not empty, end the job with it."""
+        """Start a job whose state has arrived. If ``error`` says why it has not, report its commands' end."""
         nodes = self._awaited.pop((name, attempt), [])  # none: one of them was lost meanwhile
         self._waiting.discard((name, attempt))
         job = self._core.jobs[name]

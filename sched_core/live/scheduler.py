@@ -83,7 +83,7 @@ def _ignore(event: Event, now: float, commands: Sequence[Command]) -> None:
 
 
 class Scheduler:
-    """A running scheduler; a context manager that leaves no process behind.
+    """A running scheduler, as a context manager that ends all processes of jobs, unless they are kept.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ class Scheduler:
         self._keep_jobs = False
 
     def close(self) -> None:
-        """End every process of every job, unless they are kept, and close the sockets; also twice."""
+        """End all processes of jobs, unless they are kept, and close the sockets. May be called twice."""
         if self.context.closed:
             return
         self._computing.close()
