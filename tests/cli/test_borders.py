@@ -147,7 +147,7 @@ def test_each_value_out_of_its_range_is_refused_by_name_and_changes_nothing(
     assert {type(one) for one in messages} == {*get_args(wire.FromAgent), *get_args(verbs.Request)}
     with connected(shell, "scheduler.sock") as ranks, connected(shell, "client.sock") as users:
         for message in messages:
-            asked = isinstance(message, verbs.Verb)
+            asked = isinstance(message, get_args(verbs.Request))
             socket, head = (users, [verbs.VERSION]) if asked else (ranks, [])
             fields, wrong = zip(*beyond(message), strict=True)
             for field, error in zip(
