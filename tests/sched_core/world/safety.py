@@ -85,9 +85,9 @@ class Safety:
         ]
         if any(other.job == process.job for other in others):
             raise self._violated("two ranks of a job are on one device", process.name, *others)
-        if others and (
-            not shares or len({other.job for other in others}) > 1 or process.command.run.ranks > 1
-        ):
+        # A job enters beside another on one device only, also if it could have more.
+        packs = shares and len({other.job for other in others}) == 1 and not self._is_spread(process)
+        if others and not packs:
             raise self._violated(
                 "two jobs are on one device", process.name, *(other.name for other in others)
             )
@@ -100,6 +100,15 @@ class Safety:
             raise self._violated(
                 "two processes of one rank train", process.name, *(one.name for one in twins)
             )
+
+    def _is_spread(self, process: RankProcess) -> bool:
+        """Return True if other ranks of the process's job have something on a device."""
+        return any(
+            one is not process and one.device
+            for (job, _), ours in self._ranks.items()
+            if job == process.job
+            for one in ours
+        )
 
     def parked(self, process: RankProcess, boundary: int) -> None:
         """A rank has left its device: between two switches it has passed a boundary."""
@@ -145,6 +154,8 @@ class Safety:
         self._ground.record.note(run.job, run.attempt, "begins", run.start)
         before = self._runs.get((run.job, run.attempt - 1))
         expected = self._expected.get((run.job, run.attempt - 1))
+        if any(one.code is not None for one in run.commands.values()):
+            return  # its machine has crashed meanwhile, with the state that was brought there
         if before is not None and expected is not None and not before.harmed and run.start < expected:
             raise self._violated(
                 "the only copy of a state was dropped", run.job, run.attempt, run.start, expected
