@@ -268,13 +268,19 @@ class Planning:
                 self._note_guarantees(now)
                 self.throughput.tell()
         self.moves.carry_out_requests(now)
+        self._return_stranded(now)
+        for job in self.bound_jobs.planned_elsewhere(self._eligible):
+            self.moves.send_home(job, now)
+        self.moves.settle_on_nodes(now)
+        # Where the plan has put a job that cannot be there, another job's state may be.
+        self._return_stranded(now)
+
+    def _return_stranded(self, now: float) -> None:
+        """Move jobs whose state cannot be brought to its new node back to where the state is."""
         while (returning := self._core.relocations.returning()) is not None:
             job, home = returning
             self.moves.carry_out(job, home, now)
             self._core.relocations.begin(job, now)
-        for job in self.bound_jobs.planned_elsewhere(self._eligible):
-            self.moves.send_home(job, now)
-        self.moves.settle_on_nodes(now)
 
     def _take_back(self, now: float) -> None:
         """Unassign the withheld jobs. This must follow a plan, which had to see who held the devices."""

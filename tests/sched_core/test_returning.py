@@ -49,6 +49,24 @@ def test_a_job_whose_state_cannot_be_brought_returns_when_a_device_is_free_where
     assert (job.state, job.lease, job.failures) == (JobState.RUNNING, (0,), 0)
 
 
+def test_a_job_returns_to_a_device_that_a_plan_gives_to_a_job_that_cannot_be_there() -> None:
+    """The policy makes the same plan at each event. Both jobs would wait for ever."""
+    policy, driver = one_parked(restartable=True)
+    plan(driver, policy, Start("y", (1,)))
+    driver.resumed("y")
+    driver.progress("y", 10)
+    park(policy, driver, "y", restartable=False)
+    plan(driver, policy, Start("a", (1,)))
+    on_its_way(driver)
+    driver.do(Noted("state_waits", "a"))
+    assert [order.job for order in kills(plan(driver, policy, Suspend("x"), Start("y", (0,))))] == ["a"]
+    assert driver.core.jobs["a"].wanted == (0,)
+    assert not driver.core.jobs["y"].wanted
+    plan(driver, policy, Start("y", (1,)))
+    driver.resumed("y")
+    assert driver.state("y") is JobState.RUNNING
+
+
 def follow(driver: Driver, policy: Quiet, leaving: str, coming: str, device: int) -> Launch:
     """``coming`` gets the device of ``leaving``, on another node than its own; where it is started."""
     plan(driver, policy, Suspend(leaving), Start(coming, (device,)))
