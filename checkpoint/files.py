@@ -100,7 +100,7 @@ def is_full(error: OSError) -> bool:
 
 @contextmanager
 def writing(directory: Path, option: str, full: Callable[[], RamDiskFullError]) -> Iterator[None]:
-    """Run the block, and raise ``full()`` if ``directory`` has no room for what it writes.
+    """Run the block. Raise the error that ``full`` makes if ``directory`` has no room for what it writes.
 
     ``EnvironmentUnusableError`` for any other ``OSError``; ``option`` is the option that chooses another
     directory.
@@ -120,7 +120,7 @@ def _no_room(path: Path) -> RamDiskFullError:
 
 
 def more_room(directory: Path) -> str:
-    """Return how a directory's file system gets more room, or what to use instead."""
+    """Return as text how to get more room in a directory's file system, or what to use instead."""
     gc = "`gpuslice ramdisk gc` removes what dead jobs have left"
     if not is_in_shared_memory(directory):
         return f"make room there, or choose another directory: {RAMDISK_DIR_OPTION}; {gc}"
@@ -163,7 +163,7 @@ def write_at(descriptor: int, data: bytes | memoryview, position: int) -> None:
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Yield a short path of a socket, by its directory's descriptor: its own may have 107 bytes only."""
+    """Yield a short path of a socket, by its directory's descriptor: the limit is 107 bytes."""
     descriptor = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{path.name}"

@@ -10,7 +10,7 @@ OWN_PREFIX = "gpuslice-"
 
 
 class Gate(Protocol):
-    """Stops the process's other threads while the job is parked."""
+    """The interface of what stops the process's other threads while the job is parked."""
 
     @property
     def alone(self) -> bool:

@@ -39,7 +39,7 @@ _REMEDY = "make it before gpuslice.attach, or leave it out of the object"
 
 @dataclass(slots=True)
 class Change:
-    """The changes of one object.
+    """The changes of one object since it was attached: attributes set, attributes gone, new content.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class Changes:
         return slots + [change.path for change in self._changes if change.content is not MISSING]
 
     def describe(self, describer: Describer, path: str) -> Node:
-        """Return the node of the changes, for a snapshot (``describe.Describable``)."""
+        """Return the changes as a node of a snapshot's tree (``describe.Describable``)."""
         graph = _GraphDescriber(describer, self._names)
         attached = dict(describer.optimized)
         holders = {name: describer.node(item, name) for name, item in self._holders.items()}

@@ -31,7 +31,7 @@ Compare = Callable[[Mapping[str, object]], Restoration]
 
 
 class _Loader:
-    """A loader that is not attached."""
+    """A data loader that ``job.batches`` uses and that is not attached."""
 
     def __init__(self, loader: object) -> None:
         self._loader = weakref.ref(loader)
@@ -103,15 +103,15 @@ class JobAttributes:
 
     @property
     def obstacle(self) -> str:
-        """The first of the obstacles; empty if there is none."""
+        """The first reason why no other process could continue from here; empty if there is none."""
         return next(iter(self.obstacles), "")
 
     def overlook(self) -> None:
-        """Drop the result of the last `look`, so that the next `state` looks again."""
+        """Drop the result of the last `look`, so that the next `state` compares the objects again."""
         self._looked = None
 
     def news(self) -> str:
-        """Return the first of the obstacles, if it was not returned before; else ""."""
+        """Return the `obstacle` if it was not returned before; else ""."""
         found = self.obstacle
         if found in self._told:
             return ""
@@ -119,7 +119,7 @@ class JobAttributes:
         return found
 
     def state(self) -> dict[str, object]:
-        """Return the entries for a snapshot: those of the newest `look`, if nothing has run since."""
+        """Return the snapshot's entries, from the newest `look` if no code of the script has run since."""
         if self._looked is None:
             self.look()
         found, self._looked = self._looked, None
@@ -127,7 +127,7 @@ class JobAttributes:
         return {ATTRIBUTES: tuple(self.obstacles)} if self.obstacles else found
 
     def entries(self) -> dict[str, object]:
-        """Return the objects that are compared with a snapshot's entries."""
+        """Return the objects that a restart compares with a snapshot's entries, by the entries' names."""
         return {ATTRIBUTES: self._known}
 
     def revert(self) -> None:
@@ -135,7 +135,7 @@ class JobAttributes:
         self._known.revert(self._attached())
 
     def head_for(self, compare: Compare) -> None:
-        """Begin the next pass with the attributes that a snapshot has for the pass's beginning."""
+        """Restore, at the next pass, the attributes that a snapshot has for the beginning of that pass."""
         self._compare = compare
 
     def reached(self) -> None:
@@ -174,7 +174,7 @@ class JobAttributes:
         return "" if fresh and not read else f"{what}: where an iterator stands cannot be saved"
 
     def begin_pass(self, loader: object) -> None:
-        """Keep the state of the loader's objects before they are asked for an order."""
+        """Keep the state of the loader's objects before the sampler is asked for an order."""
         self._loader, self._looked = loader, None
         changes = self._changes_of(loader)
         self._start = changes.frozen() if changes else None
@@ -190,7 +190,7 @@ class JobAttributes:
             self._compare({PASS: known}).apply()
 
     def end_pass(self) -> None:
-        """Forget the state of the pass."""
+        """Drop the state that `begin_pass` kept."""
         self._loader = self._start = self._looked = None
         self._iterator = ""
 

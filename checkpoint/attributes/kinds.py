@@ -30,7 +30,7 @@ from gpuslice.checkpoint.named.plain_objects import hides_nothing
 
 
 class Kind(Enum):
-    """How the walk treats an object.
+    """How the walk through attached objects treats an object.
 
     Attributes
     ----------

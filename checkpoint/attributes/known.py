@@ -44,7 +44,7 @@ def _given(kept: Any) -> Any:
 
 
 def _is_same(kept: Any, value: Any) -> bool:
-    """Return True if a value is the one that was kept, or cannot be told from it by any state."""
+    """Return True if a value is the recorded one, or an equal one that nothing can tell from it."""
     kept = _given(kept)
     if kept is value:
         return True
@@ -102,7 +102,7 @@ def _mark(found: Found) -> object:
 
 
 class KnownAttributes:
-    """The recorded state of all objects that are reachable from some objects now.
+    """The recorded state of all objects that were reachable from some objects when it was made.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ class KnownAttributes:
         return Changes(changes, holders, names, obstacles)
 
     def compare(self, checker: Checker, node: Node, _path: str) -> Load:
-        """Return what loads a snapshot's changes (``restore.compare``)."""
+        """Compare a snapshot's changes with the live objects. Return a function that loads the changes."""
         return restore.compare(self, checker, node)
 
     def revert(self, roots: Mapping[str, object]) -> None:
@@ -171,7 +171,7 @@ class KnownAttributes:
                 _revert(known, change)
 
     def rejoin(self) -> None:
-        """Restore references to recorded objects that similar objects have replaced.
+        """Make attributes refer to recorded objects again where similar new objects took their place.
 
         An optimizer's ``load_state_dict`` makes new containers, which no other object shares with it.
         """
@@ -212,7 +212,7 @@ class _Comparison:
         return known if known is not None and (known.item is item or id(item) in self.replaced) else None
 
     def changes(self) -> Iterator[Change]:
-        """Yield the changes of each object."""
+        """Yield the changes of each recorded object that has changed."""
         for found in self._walk.found.values():
             known = self.known(found.item)
             if known is not None and found.kind is Kind.GENERATOR and _mark(found) != known.mark:

@@ -35,11 +35,11 @@ _DEPTH = 3
 
 
 class Unknowable:
-    """The mark of an object that may change unnoticed. No two are equal."""
+    """A mark, equal to no other, for an object that may change unnoticed."""
 
 
 def of_tensor(tensor: torch.Tensor, *, data: bool) -> object:
-    """Return the mark of a tensor's memory."""
+    """Return a mark of a tensor's memory that differs when the memory has changed."""
     # Not its address: a suspend gives memory back, and a resume gets other memory.
     shape = tuple(tensor.shape), tensor.dtype
     version = -1 if tensor.is_inference() else tensor._version
@@ -51,7 +51,7 @@ def of_tensor(tensor: torch.Tensor, *, data: bool) -> object:
 
 
 def of_array(array: np.ndarray[Any, Any], *, data: bool) -> object:
-    """Return the mark of an array's memory."""
+    """Return a mark of an array's memory that differs when the memory has changed."""
     if array.dtype.hasobject:
         return items_mark(array.reshape(-1).tolist()) if array.dtype == object else Unknowable()
     shape = (array.shape, array.dtype.str)
@@ -139,7 +139,7 @@ def items_mark(items: Sequence[Any], earlier: Columns | None = None) -> Columns 
 
 
 def of_opaque(item: Any) -> object:
-    """Return the mark of an iterator, a file, or an object of another language."""
+    """Return a mark of an iterator, a file, or an object of another language (C++, Rust)."""
     if isinstance(item, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
         return _of_generator(item)
     if isinstance(item, io.IOBase):
@@ -160,7 +160,7 @@ def of_opaque(item: Any) -> object:
 
 
 def of_generator(item: object) -> int:
-    """Return how many generators a generator of NumPy's has spawned, which no state of it says."""
+    """Return how many generators a NumPy generator has spawned. Its state does not have this number."""
     seeds = getattr(getattr(item, "bit_generator", None), "seed_seq", None)
     return int(getattr(seeds, "n_children_spawned", 0))
 
@@ -190,7 +190,7 @@ def _of_pickle(item: Any) -> object:
 
 
 def is_foreign(item: object) -> bool:
-    """Return True for an object of another language that is neither an iterator nor a file."""
+    """Return True for an object of another language (C++, Rust) that is neither an iterator nor a file."""
     return not isinstance(item, (Iterator, types.CoroutineType, types.AsyncGeneratorType, io.IOBase))
 
 

@@ -36,7 +36,7 @@ _CODE = (type, types.FunctionType, property, staticmethod, classmethod, types.Me
 
 
 class _Missing:
-    """The content of a variable without a value."""
+    """The placeholder for the content of a variable without a value."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -61,7 +61,7 @@ def slots(item: Any, kind: Kind) -> dict[str, Any]:
 
 
 def held_unseen(item: Any) -> Iterator[tuple[str, Any]]:
-    """Return what an object leads to besides its slots: the hooks that torch calls, and its class."""
+    """Return what an object holds besides its attributes: hooks that torch calls, and its class."""
     for name, value in attributes(item).items():
         if _is_hooks(name) and isinstance(value, dict):
             yield from ((f".{name}[{number}]", hook) for number, hook in enumerate(value.values()))
@@ -75,13 +75,13 @@ def _of_class(item: type) -> dict[str, Any]:
 
 
 def _is_code(name: str, value: object) -> bool:
-    """Return True for what a class says of itself, and what Python makes of its ``__slots__``."""
+    """Return True for a class attribute that is no state: code, or Python's own, such as ``__doc__``."""
     special = name.startswith(("__", "_abc_"))
     return special or isinstance(value, _CODE)
 
 
 def containers_of(item: object) -> dict[str, Any]:
-    """Return the containers in which an optimizer keeps its groups and its state; else nothing."""
+    """Return an optimizer's containers of groups and of state; nothing for other objects."""
     if not isinstance(item, torch.optim.Optimizer):
         return {}
     return {"state": item.state, "param_groups": item.param_groups}
@@ -119,7 +119,7 @@ def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]
 
 
 def set_slot(item: Any, name: str, value: Any) -> None:
-    """Set one of the values of `slots`."""
+    """Set one of the attributes that `slots` returns."""
     if isinstance(item, types.FunctionType):
         cell = dict(_cells(item)).get(name)
         if cell is not None:
@@ -135,7 +135,7 @@ def set_slot(item: Any, name: str, value: Any) -> None:
 
 
 def delete_slot(item: Any, name: str) -> None:
-    """Delete one of the values of `slots`."""
+    """Delete one of the attributes that `slots` returns."""
     if isinstance(item, types.FunctionType):
         cell = dict(_cells(item)).get(name)
         if cell is not None:
@@ -155,7 +155,7 @@ def items(container: Any) -> list[Any]:
 
 
 def labelled(container: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each item with its label, the part that follows the container's name: ``[0]``."""
+    """Yield each item of a container with its label, such as ``[0]``, which follows the container's name."""
     if isinstance(container, dict):
         for number, (key, value) in enumerate(container.items()):
             name = repr(key) if isinstance(key, (str, int, float, tuple)) else f"#{number}"

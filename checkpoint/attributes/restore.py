@@ -83,7 +83,7 @@ def compare(named: Named, checker: Checker, node: Node) -> Load:
 
 
 def _refuse_obstacles(named: Named, obstacles: Any) -> Load:
-    """Raise ``RefusedSnapshotError`` if the snapshot says that it lacks something of these objects."""
+    """Raise ``RefusedSnapshotError`` if the snapshot says that it lacks a part of these objects."""
     for obstacle in obstacles if isinstance(obstacles, tuple) else ():
         if _root(str(obstacle).partition(" ")[0]) in named.roots:
             raise RefusedSnapshotError(f"the snapshot lacks something: {obstacle}", _REMEDY)
@@ -175,7 +175,7 @@ class _GraphChecker(Checker):
         self.shared: dict[int, Any] = {}
 
     def free(self, live: Any) -> Any:
-        """Return a container or generator if it may be loaded in place: once only, and without a name.
+        """Return the live object if ``node`` may be loaded into it: it has no name and is not taken yet.
 
         A restarted pass has made some, to which the sampler's own variables may refer. A tensor may be a view
         of data, so a new one is made.

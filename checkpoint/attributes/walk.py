@@ -30,7 +30,7 @@ _EXACT = (list, tuple, dict, set, frozenset, deque)
 
 @dataclass(slots=True)
 class Found:
-    """An object that the walk has found.
+    """An object that `Walk` has found, and the name by which it was reached.
 
     Attributes
     ----------

@@ -14,7 +14,7 @@ from .live_instances import live_instances, name_of_variable
 
 
 def held_on(device: torch.device) -> str:
-    """Return such an object of a GPU, by the script's name for it, or an empty string."""
+    """Return a stream or recorded event of the script on ``device``, in words; empty if there is none."""
     if device.type != "cuda":
         return ""
     streams, events = live_instances(torch.cuda.Stream, torch.cuda.Event)

@@ -20,7 +20,7 @@ _known: tuple[tuple[int, int], tuple[type, ...]] = (0, 0), ()
 
 
 def kinds() -> tuple[type, ...]:
-    """Return the types that define the interface, without torch's own and those without weak references."""
+    """Return the types with ``__cuda_array_interface__``, but torch's and those without weak references."""
     global _known
     stand = len(sys.modules), len(object.__subclasses__())
     if _known[0] != stand:
@@ -29,7 +29,7 @@ def kinds() -> tuple[type, ...]:
 
 
 def _defining(kind: type, seen: set[type]) -> Iterator[type]:
-    """Yield the topmost types below ``kind`` that define the interface. Subclasses inherit it."""
+    """Yield the topmost types below ``kind`` that define the interface. Their subclasses inherit it."""
     below: list[type] = type.__subclasses__(kind)
     for derived in below:
         if derived in seen or derived is torch.Tensor:

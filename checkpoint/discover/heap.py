@@ -46,7 +46,7 @@ def uncollected() -> Iterator[None]:
 
 
 def look(*kinds: type) -> list[list[Any]]:
-    """Return for each kind the live objects of that type and its subclasses, except hidden imports.
+    """Return for each kind its live objects, subclasses included, except objects that imports made.
 
     Objects that the script froze are thawed first, and hidden imports with them.
     """
@@ -61,7 +61,7 @@ def look(*kinds: type) -> list[list[Any]]:
 
 
 def thaw() -> None:
-    """Make the next searches find frozen objects, too. They take longer then."""
+    """Make the next searches find frozen objects, too. These searches take longer."""
     gc.unfreeze()
 
 
@@ -72,7 +72,7 @@ def referrers(item: object) -> list[object]:
 
 
 def _of(objects: list[Any], types: Set[type]) -> list[Any]:
-    """Return the objects whose type is exactly one of ``types``."""
+    """Return the live objects whose type is exactly one of ``types``."""
     return list(compress(objects, map(types.__contains__, map(type, objects))))
 
 

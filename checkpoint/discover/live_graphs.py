@@ -26,7 +26,7 @@ _RAW = "_raw_saved_"
 
 
 def pending_node(tensors: Sequence[torch.Tensor], device: torch.device) -> str | None:
-    """Return the name of a node behind ``tensors`` that has memory of ``device`` saved, or None.
+    """Return the name of an autograd node behind ``tensors`` that has saved memory of ``device``, or None.
 
     Nothing is unpacked: hooks for saved tensors, such as those of checkpointed activations, do not run.
     """
@@ -78,7 +78,10 @@ def has_held_gradient_node(parameter: torch.Tensor) -> bool:
 
 
 def _references(parameter: torch.Tensor) -> int:
-    """Return Python's reference count of that node while a graph exists: some versions count the graph."""
+    """Return Python's reference count of a parameter's gradient node while a graph exists.
+
+    Some versions of Python and torch count the graph, too.
+    """
     with torch.enable_grad():
         graph = parameter.view_as(parameter)
     assert graph.grad_fn is not None

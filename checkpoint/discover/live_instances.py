@@ -27,7 +27,7 @@ def live_instances(*kinds: type) -> list[list[Any]]:
 
 
 def with_strong_references(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
-    """Return the storages that are still alive, by counted references.
+    """Return the storages that are still alive, each kept alive by the returned reference.
 
     Some versions of torch destroy a storage's Python object only with the last weak reference to the storage
     (torch.multiprocessing keeps such references). Using it would revive the storage and destroy it twice.

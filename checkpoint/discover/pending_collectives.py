@@ -115,7 +115,7 @@ def pending() -> bool:
 
 
 def pending_for_s() -> float:
-    """Return for how many seconds collectives were pending at every check; 0 without a recent check."""
+    """Return for how many seconds every check has found a pending collective; 0 without a recent check."""
     in_vain_s = _in_vain_s
     if in_vain_s is None or time.monotonic() - in_vain_s[1] >= _IN_A_ROW_S:
         return 0.0
@@ -123,6 +123,6 @@ def pending_for_s() -> float:
 
 
 def refuse() -> None:
-    """Raise ``SuspendRefusedError`` if some collectives are pending."""
+    """Raise ``SuspendRefusedError`` if a collective is pending."""
     if pending():
         raise SuspendRefusedError("a collective of torch.distributed is pending", REMEDY)

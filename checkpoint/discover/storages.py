@@ -129,7 +129,7 @@ def _held_storages(tensors: Sequence[torch.Tensor]) -> set[int]:
 
 
 def _fix_overlapping(found: Sequence[LiveStorage]) -> None:
-    """Mark storages over the same memory (DLPack, NumPy and back) as fixed: none may move alone."""
+    """Mark storages that overlap in memory (DLPack, NumPy and back) as fixed: none may move alone."""
     if all(one.storage.resizable() for one in found):
         return  # memory that torch allocated does not overlap
     starts = overlapping([(one.address, one.nbytes) for one in found])

@@ -62,14 +62,14 @@ def chunk_digests(data: memoryview, ranges: Sequence[tuple[int, int]]) -> list[i
 
 @dataclass(frozen=True, slots=True)
 class ArenaChecksums:
-    """The XXH3-128 of each chunk of an arena's last snapshot; None where it was not taken."""
+    """The XXH3-128 of each chunk of an arena's last snapshot; None for a chunk without one."""
 
     placement: Placement
     sums: tuple[int | None, ...]
 
 
 class ChecksumRecorder:
-    """The inspector of a copy into ``memory``, and its `Checksums`.
+    """The inspector of a copy into ``memory``: records each chunk's checksum (see `Checksums`).
 
     The host and a GPU hash every byte at its source, so a bad copy is detected when it is copied back. A
     chunk is skipped only if 128 bits of hash say that the arena has it: version counters of tensors do not
@@ -111,7 +111,7 @@ class ChecksumRecorder:
         return value
 
     def arena_checksums(self) -> ArenaChecksums:
-        """Return what the arena holds now, for its next snapshot."""
+        """Return the checksums of the arena's present content, for the next snapshot."""
         return ArenaChecksums(self._placement, tuple(self._sums))
 
     def digests(self) -> Digests:
@@ -126,7 +126,7 @@ class ChecksumRecorder:
 
 
 class ChecksumVerifier:
-    """The inspector of a copy out of ``memory``, and its `Checksums`. Every chunk must be as it was written.
+    """The inspector of a copy out of ``memory``: every chunk must have its recorded checksum.
 
     ``corrupt`` returns the error for a damaged chunk, given its offset.
     """

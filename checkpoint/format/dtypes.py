@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class DType(NamedTuple):
-    """Bytes per element and the name in safetensors. Without a name, the raw bytes are declared as ``U8``."""
+    """Bytes per element and the name in safetensors. A type without a name is declared as ``U8``."""
 
     nbytes: int
     safetensors: str | None = None

@@ -74,7 +74,7 @@ def written_beside(path: Path) -> Iterator[Path]:
 
 
 def named_tensors(snapshot: SnapshotFile) -> Iterator[tuple[str, TensorSpec]]:
-    """Yield the tensors with unique names: the second ``a`` is ``a#2``."""
+    """Yield the tensors under unique names: the second tensor named ``a`` is ``a#2``."""
     counts = {"__metadata__": 1}
     for tensor in snapshot.tensors:
         name = tensor.path

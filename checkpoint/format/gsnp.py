@@ -43,7 +43,7 @@ _RECORD = struct.Struct("<8sIIQQIIQQQQQQQQ16s16s16sQ64s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The last 4 KiB of the tail, which make a snapshot complete. Positions are bytes in the file."""
+    """The commit record, 4 KiB at a snapshot's end, which makes it complete. Positions are in bytes."""
 
     restartable: bool = False
     generation: int
@@ -159,7 +159,7 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def layout(self) -> Layout:
-        """The storages as the writer received them."""
+        """The snapshot's storages as the writer received them."""
         return Layout(tuple(StorageSpec(row.nbytes, row.device, row.label) for row in self.storages))
 
 
@@ -190,7 +190,7 @@ def _tensor_problem(tensor: TensorSpec, sizes: Sequence[int]) -> str | None:
 
 @functools.lru_cache(maxsize=4096)  # a model has thousands of tensors, but few shapes
 def _reach(name: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> int | str:
-    """Return the end of such a tensor in its storage, in bytes, or a problem as text."""
+    """Return where a tensor's last element ends in its storage, in bytes; the problem as text if invalid."""
     dtype = DTYPES.get(name)
     if dtype is None:
         return f"has the unknown dtype {name!r}"

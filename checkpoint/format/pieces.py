@@ -52,7 +52,7 @@ def piece_ranges(placement: Placement) -> tuple[tuple[int, int], ...]:
 
 
 def keys_and_trailer(cut_bytes: int, keys: Sequence[bytes]) -> bytes:
-    """Return what follows the record in a rest whose payload of ``cut_bytes`` lies in pieces."""
+    """Return the end of a rest, which follows the record: the pieces' keys, and the trailer."""
     joined = b"".join(keys)
     page = _TRAILER.pack(TRAILER_MAGIC, cut_bytes, len(keys), fingerprint(joined))
     page = page.ljust(TRAILER_BYTES - 8, b"\0")
@@ -60,7 +60,7 @@ def keys_and_trailer(cut_bytes: int, keys: Sequence[bytes]) -> bytes:
 
 
 class FileParts:
-    """An open snapshot file, whole or a rest, read by the positions of the whole file.
+    """A reader of an open snapshot file: a whole one, or the part that is left without its pieces (a *rest*).
 
     If it is a rest, ``cut_bytes`` of its payload lie in pieces with these ``keys``; else 0 and none.
     """

@@ -155,7 +155,7 @@ class SnapshotFile:
         self._memory = None
 
     def attach(self, memory: memoryview) -> None:
-        """Read from another mapping of the same bytes from now on. The caller vouches for them."""
+        """Read from ``memory`` from now on: another mapping of the same bytes, which is not checked again."""
         self._memory = memory.toreadonly()
 
     def __enter__(self) -> Self:

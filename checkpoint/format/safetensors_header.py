@@ -161,7 +161,7 @@ def header_room(layout: Layout) -> int:
 
 
 def _owners(tensors: Sequence[TensorSpec], sizes: Sequence[int]) -> dict[int, TensorSpec]:
-    """Return for each storage the first tensor that may give it a name."""
+    """Return for each storage the first tensor that may give the storage its name."""
     owners: dict[int, TensorSpec] = {}
     names: set[str] = set()
     for tensor in tensors:
@@ -204,7 +204,7 @@ def _entries(layout: Layout, placement: Placement, payload: int, owners: Mapping
 
 
 def _one_entry(placement: Placement, payload: int) -> str:
-    """Return the entry that stands for all storages and their paddings."""
+    """Return the header's single entry for all storages and paddings, used if separate ones do not fit."""
     return _text({"__gsnp.storages": _entry(0, placement.end - payload)})
 
 

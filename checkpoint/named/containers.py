@@ -44,7 +44,7 @@ _FACTORIES: dict[str, type] = {
 
 
 class Describes(Protocol):
-    """The object that describes the parts of a container."""
+    """The interface of the object that describes a container's parts."""
 
     def node(self, value: Any, path: str) -> Node: ...
 
@@ -54,7 +54,7 @@ class Describes(Protocol):
 
 
 class Filling(NamedTuple):
-    """How a value is made, once its content is loaded.
+    """How to make a container and fill it once its content is loaded.
 
     Attributes
     ----------
@@ -198,7 +198,7 @@ def _keys(node: Node) -> Sequence[Any] | None:
 
 
 def _is_pairs(node: Node) -> bool:
-    """Return True for the items of a dictionary whose keys are objects."""
+    """Return True if a dictionary's items are saved as pairs, because its keys are objects."""
     pairs = node.items if isinstance(node, ListNode) else [node]
     return all(
         isinstance(pair, TupleNode) and len(pair.items) == 2 and _can_be_key(pair.items[0]) for pair in pairs
@@ -221,7 +221,7 @@ def _length(node: Node) -> int | None:
 
 
 def _can_be_key(part: Any) -> bool:
-    """Return True if an item, a node or a value, can lie in a set."""
+    """Return True if an item, a node or a value, is hashable, so that a set can contain it."""
     if isinstance(part, SharedNode):
         return part.data is None or _can_be_key(part.data)
     if isinstance(part, KindNode):

@@ -44,7 +44,7 @@ _MAX_DEPTH = 48
 
 
 def is_holder(value: object) -> bool:
-    """Return True if ``value`` is loaded in place as a whole: a module, optimizer, loader or generator."""
+    """Return True if ``value`` is always loaded in place: a module, an optimizer, a loader or a generator."""
     return isinstance(value, DataLoader | Generator) or is_stateful(value)
 
 
@@ -55,7 +55,7 @@ def is_stateful(value: object) -> bool:
 
 @runtime_checkable
 class Describable(Protocol):
-    """An object that describes itself."""
+    """The interface of an object that describes itself for a snapshot."""
 
     def describe(self, describer: Describer, path: str) -> Node: ...
 
@@ -66,7 +66,7 @@ def keeps_own_state_dict(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """Return the module behind ``torch.compile``, so that compiled and plain modules share their names."""
+    """Return the module inside a ``torch.compile`` wrapper: compiled and plain modules share their names."""
     original = getattr(module, "_orig_mod", module)
     return original if isinstance(original, torch.nn.Module) else module
 

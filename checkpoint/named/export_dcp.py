@@ -53,7 +53,7 @@ def export_dcp(snapshot: SnapshotFile, path: Path) -> int:
 
 
 def _reason(error: CheckpointException) -> str:
-    """Return the system's reason for a failure, if any: torch's text is about positions in its file."""
+    """Return the operating system's reason for torch's failure to write, if it names one."""
     failure, _ = next(iter(error.failures.values()))
     cause: BaseException | None = failure
     while cause is not None and not (isinstance(cause, OSError) and cause.strerror):

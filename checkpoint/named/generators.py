@@ -103,7 +103,7 @@ def _another(generator: Generator) -> Generator | None:
 
 
 def _flaw(library: str, state: Any) -> str:
-    """Return the flaw in a state of a library's generator; "" if numbers can be drawn from it."""
+    """Return what is wrong with a generator's state; "" if numbers can be drawn from it."""
     beyond = stuck = False  # it draws from beyond its words; its numbers may never change
     match library.removeprefix("numpy ").removeprefix("legacy "):
         case "torch cpu" if len(state) == _TORCH_BYTES:
@@ -141,7 +141,7 @@ def own_generators(loader: object) -> list[Generator]:
 
 
 def _generators_in(items: Iterable[object], depth: int, seen: dict[int, object]) -> Iterator[Generator]:
-    """Yield the generators behind some objects. Large or deep data is not searched."""
+    """Yield the generators that some objects hold. Large or deeply nested data is not searched."""
     for item in items:
         if id(item) in seen or len(seen) > _MAX_OBJECTS:
             continue
@@ -153,7 +153,7 @@ def _generators_in(items: Iterable[object], depth: int, seen: dict[int, object])
 
 
 def _parts(item: Any) -> Iterable[object]:
-    """Return what an object holds, as a script would see it."""
+    """Return the objects that ``item`` holds, as a script would reach them."""
     if isinstance(item, (list, tuple, dict)):
         items = list(item.values()) if isinstance(item, dict) else item
         return items if len(items) <= _MAX_ITEMS else ()

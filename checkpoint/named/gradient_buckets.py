@@ -33,7 +33,7 @@ def replicated_parts(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def layout(part: Any) -> list[list[int]]:
-    """Return the buckets that ``part`` has made by the order of gradients; an empty list before that."""
+    """Return a DDP module's gradient buckets; an empty list before DDP has built them by gradient order."""
     if _LAYOUT not in part._get_ddp_logging_data():
         # DDP notes the buckets at its next logged iteration, which may be far away.
         part._set_ddp_runtime_logging_sample_rate(1)
@@ -44,7 +44,7 @@ def layout(part: Any) -> list[list[int]]:
 
 
 def lay_out(part: Any, buckets: Buckets) -> None:
-    """Give ``part`` these buckets, as if it had made them itself.
+    """Give a DDP module these gradient buckets, as if it had built them itself.
 
     Nothing happens if it has other parameters, a communication hook, a static graph or mixed precision.
     """
@@ -59,7 +59,7 @@ def lay_out(part: Any, buckets: Buckets) -> None:
 
 @contextmanager
 def _assigned(buckets: Buckets, limit_bytes: int) -> Iterator[None]:
-    """Make torch use these buckets where it computes some by size, inside the block. It reverses them."""
+    """Make DDP use these buckets inside the block, instead of those that torch computes from sizes."""
     library: Any = distributed  # the stubs lack private functions
     assign = library._compute_bucket_assignment_by_size
     found = [list(bucket) for bucket in reversed(buckets)], [limit_bytes] * len(buckets)

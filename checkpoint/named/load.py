@@ -78,7 +78,7 @@ _REMEDY = "restore into the objects of the script that wrote the snapshot"
 
 @runtime_checkable
 class Comparable(Protocol):
-    """An object that compares itself with a snapshot's node."""
+    """The interface of an object that compares itself with a snapshot's node."""
 
     def compare(self, checker: Checker, node: Node, path: str) -> Load: ...
 
@@ -200,7 +200,7 @@ class Checker:
         return lambda maker: _set_data(live, maker.make(node, live.device))
 
     def finish(self) -> None:
-        """Check what needs all nodes: generator states, and that names of one live memory have one value.
+        """Check what needs all nodes: that generators accept their states, and shared memory gets one value.
 
         Raise ``RefusedSnapshotError`` if two names of one tensor differ in the snapshot, or if a generator
         cannot continue from its saved state.

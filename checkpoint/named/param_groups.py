@@ -42,7 +42,7 @@ def tensors_by_name(
 def parameters(
     node: OptimizerNode, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], path: str
 ) -> list[list[torch.Tensor]]:
-    """Return the parameters of each group as they were saved: those that are there, or others by name.
+    """Return each group's parameters as they were saved: the live ones, or others found by their saved names.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def arrange(optimizer: torch.optim.Optimizer, groups: Sequence[Sequence[torch.Te
 
 
 def own_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[Any, Any]]:
-    """Return the state, by parameter, that lies on the parameter's device and shares no memory."""
+    """Return an optimizer's state by parameter, except state on another device or in shared memory."""
     states = {
         parameter: state
         for parameter, state in optimizer.state.items()

@@ -43,7 +43,7 @@ def slot_names(kind: type) -> list[str]:
 
 
 def hides_nothing(item: object) -> bool:
-    """Return True if the instance's attributes are all that it holds, by the size that its class has.
+    """Return True if the instance's attributes are its whole state, judged by the size of its class.
 
     A class of another language has memory of its own in each instance. ``object.__reduce_ex__`` tells by
     the same comparison what it can copy.

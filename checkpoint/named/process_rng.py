@@ -37,7 +37,7 @@ def capture() -> dict[str, object]:
 
 
 def check(states: Any, gpus: Mapping[int, int]) -> None:
-    """Check that states from a file can be restored. Changes nothing.
+    """Check that generator states from a file can be restored. Changes nothing.
 
     Parameters
     ----------

@@ -101,7 +101,7 @@ class Source:
 
     @property
     def strict(self) -> Source:
-        """A source of the same snapshot that always verifies: for bytes that torch would use unchecked."""
+        """A reader of the same snapshot that always verifies: for bytes that torch would use unchecked."""
         return self._strict or self
 
     def spec(self, node: TensorNode) -> TensorSpec:
@@ -111,7 +111,7 @@ class Source:
         return self._snapshot.tensors[node.index]
 
     def key(self, node: TensorNode) -> tuple[Any, ...]:
-        """Return a key that is equal for two entries only if they are the same memory in the snapshot."""
+        """Return a key that two entries share only if they are the same memory in the snapshot."""
         spec = self.spec(node)
         return spec.sid, spec.offset, spec.shape, spec.stride, spec.dtype
 
@@ -224,7 +224,7 @@ class Maker:
         return other
 
     def device(self, recorded: str) -> torch.device:
-        """Return the present device for what was on ``recorded``."""
+        """Return the device on which to make a tensor that was recorded on ``recorded``."""
         if recorded in self._devices:
             return self._devices[recorded]
         device = torch.device(recorded)
@@ -268,7 +268,7 @@ def _mode_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor without the repetitions of ``expand``: each element of memory at most once."""
+    """Return the tensor with each element of its memory once: without the repetitions of ``expand``."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -306,7 +306,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def alike(spec: TensorSpec, live: torch.Tensor) -> bool:
-    """Return True if dtype and shape are the same."""
+    """Return True if two tensors have the same dtype and shape."""
     return live.dtype is getattr(torch, spec.dtype, None) and live.shape == spec.shape
 
 

@@ -31,7 +31,7 @@ LIKE_NAMED = ("gpuslice.attributes", "gpuslice.pass", "gpuslice.loader")
 
 @dataclass(frozen=True)
 class NamedState:
-    """The description of objects under names.
+    """The description, for a snapshot, of the objects that a script has named.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class Restoration:
         }
 
     def value(self, name: str) -> Any:
-        """Return what `apply` will give for a name without a live object. Changes nothing."""
+        """Return the value that `apply` will return for a name without a live object. Changes nothing."""
         return self._loads[name](Maker(self._source, {}))
 
     def apply(self) -> dict[str, Any]:

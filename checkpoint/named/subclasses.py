@@ -78,7 +78,7 @@ def describe(tensor: torch.Tensor, path: str, part: Describe, strided: Describe)
 
 
 def _comes_back(tensor: torch.Tensor, inner: Mapping[str, torch.Tensor], context: object) -> bool:
-    """Return True if the class makes a tensor of its own type from the parts. Nothing is copied."""
+    """Return True if the class can rebuild a tensor of its own type from the parts. Nothing is copied."""
     kind: Any = type(tensor)
     try:
         made = kind.__tensor_unflatten__(dict(inner), context, tensor.shape, tensor.stride())
@@ -88,7 +88,7 @@ def _comes_back(tensor: torch.Tensor, inner: Mapping[str, torch.Tensor], context
 
 
 def _as_memory(tensor: torch.Tensor, path: str, what: str, strided: Describe) -> AnyTensorNode:
-    """Return the node of a tensor whose class only adds methods to memory of torch's."""
+    """Return the node of a tensor whose class only adds methods to a torch tensor."""
     if not torch._C._has_storage(tensor) or tensor.layout is not torch.strided:
         return UnsavedNode(f"{what}, which has no __tensor_flatten__")
     if vars(tensor):
@@ -141,7 +141,7 @@ def load(source: Source, node: FlattenedNode, live: Any, path: str, *, named: bo
 
 
 def make(source: Source, maker: Maker, node: AnyTensorNode, path: str) -> torch.Tensor:
-    """Return a new tensor of any kind except distributed ones."""
+    """Return a new tensor of any kind (plain, sparse, quantized, own class) except distributed ones."""
     if not isinstance(node, FlattenedNode):
         return _make(maker, node)
     kind = _find(node.kind, None, path)
@@ -151,7 +151,7 @@ def make(source: Source, maker: Maker, node: AnyTensorNode, path: str) -> torch.
 def _in_place(
     source: Source, node: FlattenedNode, live: Any, kind: type[torch.Tensor]
 ) -> list[LoadTensor] | None:
-    """Return functions that load each part into that of the live tensor; None if a part does not fit."""
+    """Return functions that load each part into the live tensor's part; None if a part does not fit."""
     if type(live) is not kind or tuple(live.shape) != node.shape:
         return None
     if "" in node.parts:
@@ -215,7 +215,7 @@ def _make(maker: Maker, node: AnyTensorNode) -> torch.Tensor:
 
 
 def _copy(source: Source, node: AnyTensorNode) -> torch.Tensor:
-    """Return a copy of a part that the class may try out: it must not write to the snapshot."""
+    """Return a copy of a part, so that the class may write to it and not to the snapshot."""
     assert isinstance(node, (TensorNode, SparseNode, QuantizedNode))
     return Maker(source, {}).make(node, torch.device("cpu")).detach()
 

@@ -30,7 +30,7 @@ def _ignore(memory: memoryview) -> None:
 
 
 class Arena:
-    """A slot file and its mapping, which grows and never shrinks. ``own`` makes room (`Budget.extend`)."""
+    """A slot file and its mapping, which grows and never shrinks. ``own`` makes room for it."""
 
     def __init__(self, path: Path, budget: Budget, own: Own) -> None:
         self.path = path
@@ -125,7 +125,7 @@ class Arena:
             os.fsync(self._descriptor)
 
     def tear(self) -> None:
-        """Overwrite the parts that make the open file a snapshot, so that no half-written one looks valid.
+        """Overwrite the ends of the open file, so that a half-written file never looks like a snapshot.
 
         This includes the trailer: a later, whole snapshot in the same file would otherwise seem to be in
         pieces.
@@ -135,7 +135,7 @@ class Arena:
         self.write(bytes(len(TRAILER_MAGIC)), max(0, length - TRAILER_BYTES))
 
     def _announce(self, memory: memoryview) -> memoryview:
-        """Pass a mapping to the device, then use it."""
+        """Pass a new mapping to the hooks, then use it."""
         self._mapped(memory)
         self._memory = memory
         return memory

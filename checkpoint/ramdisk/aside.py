@@ -23,7 +23,7 @@ from .spill import SpillDirectory
 
 
 class Aside:
-    """The stores of trainings that are not current; made by ``RamDisk``.
+    """The stores of a job's other trainings, kept under other names (*set aside*); made by ``RamDisk``.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Aside:
         self._rename(self._home(job, rank), self._path(job, rank, training))
 
     def take(self, job: str, rank: int, training: str) -> None:
-        """Make a store that was set aside the job's own. No process may hold it. Raises as `put` does."""
+        """Give a store that was set aside the job's own name. No process may hold it. Raises like `put`."""
         self._rename(self._path(job, rank, training), self._home(job, rank))
 
     def remove(self, job: str, rank: int) -> None:

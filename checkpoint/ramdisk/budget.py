@@ -154,7 +154,7 @@ class Budget:
         return after
 
     def taking(self, nbytes: int) -> AbstractContextManager[None]:
-        """Return a context that turns the system's refusal to give ``nbytes`` into an error of ours.
+        """Return a context that turns the system's refusal of ``nbytes`` into an error of gpuslice's own.
 
         ``RamDiskFullError``, or ``EnvironmentUnusableError`` if the file system cannot do what is needed.
         """

@@ -250,7 +250,7 @@ class RamDisk:
             raise failure
 
     def _givers(self, helps: Callable[[Path], bool], own: Own) -> Iterator[Callable[[], object]]:
-        """Yield functions that make room and return True if they did: dead stores, ``own``, parked jobs.
+        """Yield functions that make room and return True if they did: from dead stores, ``own``, parked jobs.
 
         The job that was parked last comes first: where jobs take turns, it needs its slots last.
         """

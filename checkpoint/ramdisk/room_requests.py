@@ -33,7 +33,7 @@ _AGAIN_S = 0.1
 
 
 class RoomListener:
-    """Listens for requests from its creation until it is closed; a context manager.
+    """A thread that answers other processes' requests for room, until it is closed; a context manager.
 
     Forked children close their copy of the socket. ``give`` makes some room and returns True if there was
     any; the function that it is given raises to interrupt it. ``OSError`` if there can be no socket,

@@ -87,7 +87,7 @@ class SharedPieces:
         return inspect
 
     def missing(self, keys: Sequence[bytes]) -> list[int]:
-        """Return the numbers of the pieces that no slot has. Pieces that are found are put.
+        """Return the numbers of the pieces that no slot has. Pieces that are found are put into the snapshot.
 
         Other files of the slot are removed, which makes room. ``keys`` are the XXH3-128 of all pieces.
         """
@@ -175,7 +175,7 @@ class SharedPieces:
                 return None
 
     def _open(self, paths: Sequence[Path], nbytes: int, different: Container[int]) -> tuple[Path | None, int]:
-        """Return the first of these files that may be the piece; else create the first, and return no path.
+        """Return path and descriptor of the first file that may be the piece. Else create one: no path.
 
         The RAM disk's lock is held, so that only one of several ranks creates it.
         """
@@ -194,7 +194,7 @@ class SharedPieces:
 
 
 class _Room:
-    """Admitted bytes that have no file yet: an empty file without pages counts with its length."""
+    """Bytes that were admitted before their files exist, kept as the length of an empty file."""
 
     def __init__(self, path: Path, budget: Budget, wanted_bytes: int, own: Own) -> None:
         self._path = path
@@ -258,7 +258,7 @@ def _opened(path: Path, different: Container[int] = ()) -> int | None:
 
 
 def _new(path: Path, nbytes: int) -> int:
-    """Create a file for a piece, locked by this process. The caller holds the RAM disk's lock."""
+    """Create a file for a piece and lock it. The caller holds the RAM disk's lock."""
     descriptor = open_checked(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.ftruncate(descriptor, nbytes)

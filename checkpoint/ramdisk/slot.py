@@ -87,7 +87,7 @@ class Slot:
             self.spilled = False
 
     def recover(self, spilled: Record) -> None:
-        """Choose between a dead process's spilled snapshot and the file here, and remove the other."""
+        """Choose between a dead process's spilled snapshot and the slot's file, and remove the other."""
         here = self.record
         newer = here is not None and here.generation >= spilled.generation
         self.spilled = True

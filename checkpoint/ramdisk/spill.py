@@ -42,7 +42,7 @@ _FILE = re.compile(rf"(?P<store>.+\.r\d+)\.(?P<slot>{'|'.join(map(re.escape, SLO
 
 
 class Interrupted(Exception):
-    """A move was called off. Nothing has changed."""
+    """The error of a move to the spill directory that was called off. Nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ Pause = Callable[[], object]
 
 
 def carry_on() -> None:
-    """Do nothing: the move is not interrupted."""
+    """Do nothing: the default check, which never calls a move off."""
 
 
 class SpillDirectory:
@@ -220,7 +220,7 @@ class SpillDirectory:
 
 
 def is_whole(path: Path) -> bool:
-    """Return True if there is a snapshot and all of its bytes are right."""
+    """Return True if the file holds a snapshot whose bytes all have their checksums."""
     try:
         with open_snapshot(path) as snapshot:
             snapshot.verify()

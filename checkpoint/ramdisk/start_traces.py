@@ -17,13 +17,13 @@ _NAME = "unattached"
 
 
 class StartTraces:
-    """The traces in one RAM disk; made by ``RamDisk``."""
+    """The traces, in one RAM disk, of named jobs that have attached nothing yet; made by ``RamDisk``."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
 
     def leave(self, store: Path, run: str) -> float | None:
-        """Leave a trace, and return when another run left the one that was there, in seconds since 1970.
+        """Leave a trace of this run. Return when another run left the trace before, in seconds since 1970.
 
         Parameters
         ----------

@@ -153,7 +153,7 @@ class JobStore:
         return SharedPieces(slot.arena.path, others, self._budget, placement, self._own(slot.number))
 
     def _own(self, slot: int) -> Own:
-        """Return a function that makes room for a snapshot in that slot by freeing the other one."""
+        """Return a function that makes room for a snapshot in ``slot`` by freeing the job's other slot."""
         return partial(self._free_memory, 1 - slot)
 
     def warm_up(self, layout: Layout, *, share: bool = False) -> threading.Thread | None:
@@ -184,7 +184,7 @@ class JobStore:
         return self._warming
 
     def cool(self) -> None:
-        """Wait for the work in the background. Afterwards no thread of the store is running."""
+        """Wait until the store's background work is done. Afterwards none of its threads runs."""
         warming, self._warming = self._warming, None
         if warming is not None:
             warming.join()

@@ -85,7 +85,7 @@ class SnapshotWriter:
         return device.copy_out(going, self.arena, self.checksums, self.checksums)
 
     def take_later(self, device: Device, pairs: Pairs) -> None:
-        """Copy storages that may change meanwhile. `publish` hashes what has arrived."""
+        """Copy storages in the background, which may change meanwhile. `publish` hashes the copies."""
         device.copy_out(pairs, self.arena)
 
     def missing(self, keys: Sequence[bytes]) -> list[int]:
@@ -241,7 +241,7 @@ class SharedSnapshotWriter(SnapshotWriter):
         return replace(copied, paths={path: nbytes for path, nbytes in paths.items() if nbytes})
 
     def take_later(self, device: Device, pairs: Pairs) -> None:
-        """Copy storages that may change meanwhile. `publish` hashes what has arrived."""
+        """Copy storages in the background, which may change meanwhile. `publish` hashes the copies."""
         device.copy_out(self._rotated(pairs), self.arena, self._pieces.inspector(None))
 
     def missing(self, keys: Sequence[bytes]) -> list[int]:
@@ -258,7 +258,7 @@ class SharedSnapshotWriter(SnapshotWriter):
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes that were there already, padding included."""
+        """Bytes of the payload that other snapshots had already, padding included."""
         return self._pieces.shared_bytes
 
     def abort(self) -> None:

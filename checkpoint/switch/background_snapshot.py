@@ -36,7 +36,7 @@ WAITING_BYTES = 64 << 10
 
 
 class BackgroundSnapshot:
-    """One snapshot under way. The constructor copies what cannot wait, in the calling thread.
+    """A snapshot taken while the training goes on. The constructor copies what cannot wait.
 
     Call `check` before waiting storages may change, and `settle` before the store is used again.
 
@@ -112,12 +112,12 @@ class BackgroundSnapshot:
 
     @property
     def copied(self) -> bool:
-        """True if `check` need not wait."""
+        """True if everything is copied, so that `check` need not wait."""
         return self._copier is None or not self._copier.is_alive()
 
     @property
     def over(self) -> bool:
-        """True if `settle` need not wait."""
+        """True if the snapshot is published or has failed, so that `settle` need not wait."""
         publishing = self._publisher is not None and self._publisher.is_alive()
         return self._checked and not publishing
 
@@ -195,7 +195,7 @@ def _in_background(work: Callable[[], object]) -> threading.Thread | None:
 
 
 class _Noted:
-    """`Checksums` that are only recorded, for chunks that are not to be copied."""
+    """The checksums of chunks that are recorded now and copied later (see `Checksums`)."""
 
     def __init__(self, checksums: Checksums) -> None:
         self.padded = checksums.padded
@@ -251,7 +251,7 @@ class _DeferredCopy:
 
 
 def _counters_unreliable(device: Device) -> bool:
-    """Return True if a live object changes memory without torch's notice (a captured CUDA graph)."""
+    """Return True if something changes tensors but not their version counters: a captured CUDA graph."""
     return bool(device.obstacles) and any(live_instances(*device.obstacles))
 
 

@@ -43,12 +43,12 @@ class BlockPlan(CapturePlan):
         )
 
     def _leave(self, device: Device) -> None:
-        """Release the memory of all blocks. The addresses stay reserved."""
+        """Release the physical memory of all blocks. Their addresses stay reserved."""
         for gpu in self.gpus:
             self.shim.release(gpu)
 
     def _return(self, device: Device) -> None:
-        """Take memory behind the addresses again: all of it, or none and raise ``DeviceMemoryError``."""
+        """Map memory behind all of the addresses again, or behind none and raise ``DeviceMemoryError``."""
         taken: list[int] = []
 
         def give_back() -> None:

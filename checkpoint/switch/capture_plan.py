@@ -24,7 +24,7 @@ _KNOWN = "another library knows its address"
 
 @dataclass(frozen=True, slots=True)
 class CapturePlan:
-    """Storages to copy and empty, storages only to copy, and memory that stays.
+    """What a suspend does with each storage: copy and empty it, only copy it, or leave it.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ def plan_capture(
     *,
     guard_all: bool = False,
 ) -> CapturePlan:
-    """Return what happens to every found storage and to those of the named tensors.
+    """Return the plan for every found storage, and for those of the named tensors.
 
     Parameters
     ----------

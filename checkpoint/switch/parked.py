@@ -18,7 +18,7 @@ from .record import Stages, SwitchRecord
 
 
 class Parked(NamedTuple):
-    """All that a suspended process must remember."""
+    """What a suspended process must remember to resume."""
 
     stages: Stages
     plan: CapturePlan

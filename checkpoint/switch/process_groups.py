@@ -97,7 +97,7 @@ class ParkedGroups:
             raise
 
     def pass_by(self, boundary: int, device: Device) -> None:
-        """Tell the other ranks that this one cannot be suspended here. They then release nothing."""
+        """Tell the other ranks that this one cannot be suspended here, so that none releases anything."""
         self._begin(boundary)
         self._decline(device)
 
@@ -139,7 +139,7 @@ class ParkedGroups:
         return gone, kept + sum(nbytes.suspendable_bytes for _, nbytes in known) - gone
 
     def _say(self, what: str) -> None:
-        """Report a sentence once, by one rank for all."""
+        """Report a sentence once for all ranks."""
         tell, self._tell = self._tell, None
         if tell is not None and dist.get_rank() == 0:
             tell(what)
@@ -229,7 +229,7 @@ VETO = 0
 
 
 def agree(store: Store, name: str, ranks: int, patience: timedelta) -> bool:
-    """Return True if all ranks have asked this question within their patience. All get the same answer.
+    """Return True if all ranks have called this within their patience. All ranks get the same answer.
 
     A rank that refuses (``VETO``), or has lost the store, makes the answer no for ranks that have none yet.
     """

@@ -224,7 +224,7 @@ class Switch:
         *,
         guard_all: bool = False,
     ) -> CapturePlan:
-        """Return what is captured. ``SuspendRefusedError`` names what cannot be."""
+        """Return the capture plan of the storages. ``SuspendRefusedError`` names what cannot be captured."""
         if self._shim is not None:
             return plan_blocks(self._shim, self.device, found, named)
         return plan_capture(self.device, found, named, guard_all=guard_all)
@@ -341,7 +341,7 @@ class Switch:
 
     @contextmanager
     def _at_home_on(self, target: Device) -> Iterator[None]:
-        """Compute and page-lock for ``target`` from now on. If the block fails, return to the old device."""
+        """Compute and page-lock on ``target`` from now on. If the block fails, return to the old device."""
 
         def go_back() -> None:
             self.device.pin()
