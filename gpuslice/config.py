@@ -237,7 +237,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(nbytes: int) -> str:
-    """Return bytes as text for people, in powers of 1024: ``512.00 MiB``."""
+    """Return a number of bytes as text in powers of 1024, such as ``512.00 MiB``."""
     unit = max(0, min(4, (nbytes.bit_length() - 1) // 10))
     return f"{nbytes / 2 ** (10 * unit):.2f} {'KMGT'[unit - 1]}iB" if unit else f"{nbytes} B"
 

@@ -75,7 +75,7 @@ def _problem_behind(link: Path) -> str | None:
 
 
 def _way(link: Path) -> Iterator[Path]:
-    """Yield every directory and link that the kernel looks up to resolve ``link``."""
+    """Yield every directory and link on the way when the kernel resolves ``link``."""
     left = list(link.absolute().parts)
     here = Path(left.pop(0))
     while left:

@@ -140,7 +140,7 @@ class DeviceName:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """The indices of all its GPUs, the first one first; only 0 for the whole host."""
+        """The indices of all GPUs of this device, the first one first; only 0 for the whole host."""
         return (self.index or 0, *self.further)
 
 

@@ -242,7 +242,7 @@ class EventInfo(Verb, frozen=True):
 
 
 class History(Verb, tag="history", frozen=True):
-    """Events, and the number to ask from next. If it is the number that was asked from, there are no more."""
+    """A part of the events, and the number to ask from next. If that has not changed, there are no more."""
 
     events: tuple[EventInfo, ...]
     after: int

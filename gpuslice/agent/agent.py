@@ -142,7 +142,7 @@ class Agent:
         self._first = in_use.name
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
-        """Suspend if the job still has to, and wait for the next lease. Return the signals held back.
+        """Suspend if an order is pending, and wait for the next lease. Return the signals held back.
 
         The script's signal handlers run once its state is back. A signal that asks the script to end
         brings the state back without a lease. If the script goes on, it parks at the next boundary.
@@ -292,7 +292,7 @@ class Agent:
         return True
 
     def _take_part(self, order: Resume) -> None:
-        """Update an elastic job's membership: the ranks that train together from now on."""
+        """Note which ranks of an elastic job train together from now on."""
         if order.width:
             self._runtime.membership = Membership(order.world, order.width)
 

@@ -121,7 +121,7 @@ class GpuNames(TorchFunctionMode):
         return self._renamed(result, by_number=False) if func is torch.device else result
 
     def _is_left_behind(self, value: Any) -> bool:
-        """Return True if ``value`` is a generator of the GPU that the script names."""
+        """Return True if ``value`` is a generator of the GPU that the script names and the job has left."""
         if not isinstance(value, torch.Generator):
             return False
         return value.device.type == "cuda" and value.device.index == self._named
@@ -129,7 +129,7 @@ class GpuNames(TorchFunctionMode):
     def _drawing(
         self, own: torch.Generator, func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """Call ``func`` with a generator of the present GPU for ``own``, and advance ``own`` accordingly."""
+        """Call ``func`` with a generator of the present GPU instead of ``own``. Advance ``own`` as far."""
         if self._substitute_generator is None or self._substitute_generator.device != self._present:
             self._substitute_generator = torch.Generator(self._present)
         substitute = self._substitute_generator

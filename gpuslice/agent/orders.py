@@ -139,7 +139,7 @@ class Orders:
         return []
 
     def refuse(self, error: GpusliceError) -> None:
-        """Make the main thread, which waits for its first lease, raise ``error``."""
+        """Make the main thread raise ``error`` instead of waiting for its first lease."""
         with self._lock:
             self._refusal = error
             self._tell()
@@ -315,7 +315,7 @@ class Orders:
 
     @property
     def called(self) -> bool:
-        """True if `await_order` would return at once."""
+        """True if an order or a signal is waiting, so that `await_order` would return at once."""
         with self._lock:
             return (
                 self._grant is not None

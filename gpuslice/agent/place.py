@@ -55,7 +55,7 @@ class Place:
         self.device = ""
 
     def ask_as_child(self) -> None:
-        """Make `pass_boundary` wait for the place. This process trains and has said Hello."""
+        """Make `pass_boundary` wait until this process, which trains, has the place of its parent."""
         self._asked = True
         self._orders.take_leave()
 

@@ -102,10 +102,10 @@ def _help(module: str) -> str:
 
 
 class _Rest(TyperCommand):
-    """A command whose argument takes all words from one on; a leading ``--`` is such a word."""
+    """A command whose last argument takes all remaining words, a leading ``--`` included."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse ``args``. Double the first ``--`` before, because the parser takes one away."""
+        """Parse ``args``. Double the first ``--`` beforehand, because the parser removes one."""
         if "--" in args:
             args.insert(args.index("--"), "--")
         left = super().parse_args(ctx, args)
@@ -132,7 +132,7 @@ class _Rest(TyperCommand):
 
 
 def _unknown(option: str, close: Sequence[str]) -> str:
-    """Return what to say of an option that does not exist. ``close`` are similar ones, the best first."""
+    """Return the message for an option that does not exist. ``close`` are similar options, the best first."""
     name = option.partition("=")[0]
     return f"unknown option {name}; did you mean {close[0]}?" if close else f"unknown option {name}"
 
@@ -204,7 +204,7 @@ def run(modules: Mapping[str, str], arguments: Sequence[str]) -> int:
 
 
 def _message(error: Exception) -> str:
-    """Return what is wrong with a command line, and what may have been meant."""
+    """Return what is wrong with a command line, and the option or command that may have been meant."""
     found = cast(Any, error)
     if isinstance(error, typer.BadParameter):
         return str(found.message if found.param is None else found.format_message())

@@ -41,7 +41,7 @@ def connect(state_dir: str | Path | None) -> Client:
 
 @contextmanager
 def reading(state_dir: str | Path | None) -> Iterator[Client | StoppedScheduler]:
-    """Yield a client of the scheduler that the user means, or what a scheduler has left in a directory here.
+    """Yield a client of the user's scheduler; if it does not run, a reader of its journal.
 
     If none runs there, a line on stderr says so.
     """
@@ -56,7 +56,7 @@ def reading(state_dir: str | Path | None) -> Iterator[Client | StoppedScheduler]
 
 
 def _left_by(nobody: NoSchedulerError) -> StoppedScheduler:
-    """Return what a scheduler has left in its directory. Raise ``nobody`` if that is nothing."""
+    """Return a reader of a stopped scheduler's journal. Raise ``nobody`` if there is no journal."""
     # Late: as a rule a scheduler runs.
     from gpuslice.daemon.stopped_scheduler import StoppedScheduler
     from gpuslice.sched_core.journal.journal import FILE
@@ -227,12 +227,12 @@ def cancel(jobs: Sequence[str], *, as_json: bool = False, state_dir: str | Path 
 
 
 def suspend(jobs: Sequence[str], *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
-    """Keep jobs off the devices."""
+    """Take jobs off their devices, and keep them off until `resume`."""
     return _each(jobs, Client.suspend, as_json, state_dir)
 
 
 def resume(jobs: Sequence[str], *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
-    """Let suspended jobs take part again."""
+    """Let suspended jobs have devices again."""
     return _each(jobs, Client.resume, as_json, state_dir)
 
 
@@ -281,7 +281,7 @@ def down(*, drain: bool = False, as_json: bool = False, state_dir: str | Path | 
 
 
 def _done(as_json: bool, **what: object) -> int:
-    """Return 0. With ``as_json``, print ``what`` as JSON before."""
+    """Print ``what`` as JSON if ``as_json``. Return 0."""
     if as_json:
         print(msgspec.json.encode(what).decode())
     return 0

@@ -102,7 +102,7 @@ def measure_all(
     tell: Callable[[int, Task], None],
     load: RunStress | None = None,
 ) -> bool:
-    """Run what is missing of ``plan``; whether all of it was done, and Ctrl-C did not come.
+    """Run the trials of ``plan`` that are not kept. Return False if Ctrl-C came before all were done.
 
     Parameters
     ----------
@@ -240,7 +240,7 @@ def _stresser(
 
 
 def memory_bytes(settings: config.Settings) -> int | None:
-    """What the device has, by the name that scripts have for it; ``None`` if nobody tells.
+    """Return the memory of the measured device in bytes; None if the driver does not tell.
 
     Raises
     ------

@@ -92,7 +92,7 @@ def _devices(status: SchedulerStatus, colours: dict[str, str]) -> Table:
 
 
 def _device_strip(device: DeviceInfo, status: SchedulerStatus, colours: dict[str, str]) -> Text:
-    """Return one character per moment: how much of it the device was in use, in the main user's colour."""
+    """Return one character per stretch of time: for how much of it the device was in use."""
     strip = Text()
     since_s = status.now_s - WINDOW_S
     slices = {
@@ -162,7 +162,7 @@ def _progress(job: JobInfo) -> RenderableType:
 
 
 def _job_strip(job: JobInfo, now_s: float, colour: str) -> Text:
-    """Return one character per moment: how much of it the job had devices."""
+    """Return one character per stretch of time: for how much of it the job had devices."""
     heights = (_height(_share(job.recent, begin_s, end_s)) for begin_s, end_s in _columns(now_s))
     return Text("".join(heights), colour)
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 
 
 class Option:
-    """An option.
+    """The declaration of an option: its names, its help and how its text is read.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Option:
 
 
 class Argument:
-    """An argument.
+    """The declaration of an argument: its name, its help and how its text is read.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Argument:
 
 
 class Parameter(NamedTuple):
-    """A parameter of a command.
+    """A parameter of a command, with its declaration and its type.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Parameter(NamedTuple):
 
     @property
     def flag(self) -> bool:
-        """True if it is an option without a value."""
+        """True if the parameter is an option without a value."""
         return self.kind is bool
 
     def read(self, text: str) -> Any:
@@ -85,7 +85,7 @@ class Parameter(NamedTuple):
 
 
 def parameters(command: Callable[..., object]) -> dict[str, Parameter]:
-    """Return the parameters of ``command`` that are declared here, by name."""
+    """Return the declared parameters of ``command``, by name."""
     taken = inspect.signature(command).parameters
     found: dict[str, Parameter] = {}
     for name, hint in hints(command).items():
@@ -101,7 +101,7 @@ def parameters(command: Callable[..., object]) -> dict[str, Parameter]:
 
 
 def with_options(options: Mapping[str, Any]) -> Callable[[Any], Any]:
-    """Declare that a command, which takes any keywords, takes ``options``: an annotation for each name.
+    """Declare the options of a command that takes any keywords: an annotation for each name.
 
     They follow its arguments. A value is None if the option is not given.
     """

@@ -51,7 +51,7 @@ def read(taken: Mapping[str, Parameter], words: Sequence[str]) -> dict[str, Any]
 
 
 def _next(arguments: list[Parameter]) -> Parameter:
-    """Return the argument that the next word is for. Remove it, unless it takes several words."""
+    """Return the argument for the next word. Remove it from the list, unless it takes several words."""
     return arguments[0] if arguments[0].many else arguments.pop(0)
 
 
@@ -65,7 +65,7 @@ def _is_rest(argument: Parameter, word: str, left: Sequence[str]) -> bool:
 
 
 def _set(given: dict[str, Any], parameter: Parameter, text: str) -> bool:
-    """Enter the value that ``text`` stands for. Return False if it is not plain or stands for none."""
+    """Store the value that ``text`` stands for. Return False if only the full parser can read the text."""
     if not text or text.startswith("-"):
         return False
     try:

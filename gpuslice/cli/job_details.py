@@ -15,7 +15,7 @@ _NONE = ("", "-")
 
 
 def text(job: JobInfo) -> str:
-    """Return the lines."""
+    """Return the lines that ``gpuslice show`` prints: each known fact about ``job`` with its label."""
     said = [(label, one_line(value)) for label, value in _labelled(job) if value not in _NONE]
     widest = max(len(label) for label, _ in said)
     return "\n".join(f"{label:<{widest}}  {value}" for label, value in said)

@@ -131,7 +131,7 @@ def command(
 def _load(
     path: Path, trace_format: str, throughputs: Path | None, clamp_to: str | None, retries: str | None
 ) -> tuple[Trace, str]:
-    """Return the trace that runs, and what --retries has changed in it."""
+    """Return the trace to simulate, and a sentence on what --retries has changed in it."""
     from gpuslice.sched_core.cluster import Cluster
     from gpuslice.sched_core.traces.attempts import parse_retries, retried
 
@@ -148,7 +148,7 @@ def _load(
 
 
 def _names(policy: str | None, compare: str | None) -> list[str]:
-    """Return the names of the policies that run."""
+    """Return the names of the policies to simulate."""
     if compare is None:
         return [policy or "2das"]
     if policy is not None:
@@ -217,7 +217,7 @@ def _run(requests: list[Request], workers: int, *, show: bool) -> list[Outcome]:
 
 @contextmanager
 def _shown(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show on stderr how many of ``total`` are done: a bar on a terminal, else a line for each tenth."""
+    """Yield a function that shows progress on stderr: a bar on a terminal, else a line for each tenth."""
     if not sys.stderr.isatty():
         yield _lines(what, total)
         return

@@ -39,7 +39,7 @@ _COLOURS = {"running": "\x1b[32m", "failed": "\x1b[31m", "cancelled": "\x1b[31m"
 
 
 def jobs(found: Sequence[JobInfo]) -> list[Row]:
-    """Return all that there is to say of the jobs as a table, its header first; live jobs come first."""
+    """Return the table of all columns about the jobs, header first, live jobs before ended ones."""
     return [_COLUMNS, *map(_row, live_first(found))]
 
 

@@ -18,7 +18,7 @@ def one_line(text: str) -> str:
 
 
 def width(text: str) -> int:
-    """Return how many columns ``text`` takes, which has only printable characters."""
+    """Return how many terminal columns ``text`` takes. It has only printable characters."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 

@@ -51,7 +51,7 @@ def command(
 
 
 def _directory(state_dir: Path | None) -> Path:
-    """Return the state directory of the scheduler that the user means; say so if none runs there."""
+    """Return the state directory of the user's scheduler. Print a line if none runs there."""
     with connect(state_dir) as client:
         if client.directory is None:
             raise UsageError(

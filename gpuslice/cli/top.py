@@ -37,7 +37,7 @@ def command(
 
 
 def watch(client: Client, interval_s: float, quit_within: Callable[[float], bool]) -> None:
-    """Show how things stand until ``quit_within(seconds)`` says that this is enough."""
+    """Draw the scheduler's status again and again, until ``quit_within(seconds)`` returns True."""
     from rich.console import Console
     from rich.live import Live
 
@@ -59,7 +59,7 @@ def watch(client: Client, interval_s: float, quit_within: Callable[[float], bool
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Whether a key that means the end is pressed within so many seconds; without a keyboard, never."""
+    """Yield a function that waits for a key: it returns True if the user quits within so many seconds."""
     import termios
     import tty
 

@@ -46,7 +46,7 @@ def _by_keywords(
     [Callable[[Client, Sequence[str], JobRequest], str]],
     Callable[Concatenate[Client, Sequence[str], _Keywords], str],
 ]:
-    """Have a method called with the keywords of ``make`` in place of the request that is made of them."""
+    """Return a decorator: the method then takes keywords, from which ``make`` builds its request."""
 
     def change(
         method: Callable[[Client, Sequence[str], JobRequest], str],
@@ -248,7 +248,7 @@ class Client:
 
 
 def _message(words: Sequence[str], request: JobRequest) -> verbs.Submit:
-    """Return what is sent to the scheduler: the request, and how its command is started."""
+    """Return the request to send to the scheduler, with the command that starts the job."""
     # Late: only this verb needs to know how jobs are started.
     from gpuslice.launch.command import command_line, environment
     from gpuslice.launch.command_stem import stem

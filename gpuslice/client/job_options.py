@@ -27,7 +27,7 @@ _REMEDY = "see `gpuslice submit --help`"
 
 
 class Kind(NamedTuple):
-    """A sort of values: what one has to be, the types that it may have in a TOML file, and how text is read.
+    """How values of one kind are described, checked in a TOML file, and read from text.
 
     ``read`` raises ``ValueError`` for a text that is no such value, or says more by a ``ConfigError``.
     """
@@ -66,22 +66,22 @@ class JobOption(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """Its name on a command line: ``--max-steps``."""
+        """The option's name on a command line, such as ``--max-steps``."""
         return f"--{self.key.replace('_', '-')}"
 
     @property
     def is_switch(self) -> bool:
-        """True if it has no value on a command line."""
+        """True if the option has no value on a command line."""
         return self.kind is _SWITCH
 
     @property
     def is_table(self) -> bool:
-        """True if it is given as often as there are variables: ``--env K=V``."""
+        """True if the option is repeated, once for each variable: ``--env K=V``."""
         return self.kind is _TABLE
 
     @property
     def help(self) -> str:
-        """What it means, with its default."""
+        """The help text of the option, with its default."""
         default = self.field.default
         if not default or default is msgspec.NODEFAULT:
             return self.option.help
@@ -90,7 +90,7 @@ class JobOption(NamedTuple):
         return f"{self.option.help} Default: {shown}{unit}."
 
     def from_words(self, given: Any) -> dict[str, Any]:
-        """Return the fields that a command line sets: by a text, by several texts, or by True.
+        """Return the request's fields that this option's values on a command line set.
 
         Raises
         ------
@@ -111,7 +111,7 @@ class JobOption(NamedTuple):
         return {self.field.name: {key: value for key, _, value in settings}}
 
     def from_toml(self, value: Any, where: str) -> dict[str, Any]:
-        """Return the fields that a value of a file sets; ``where`` names it.
+        """Return the request's fields that a value of a TOML file sets. ``where`` names the value's place.
 
         Raises
         ------
@@ -169,7 +169,7 @@ def _kind(hint: Any, unit: str) -> Kind:
 
 
 def from_command_line(given: Mapping[str, Any], request: type[msgspec.Struct] = JobRequest) -> dict[str, Any]:
-    """Return the fields that the options ``given`` set, by key; values that say nothing are not given.
+    """Return the request's fields that the options ``given`` set. Options that were not given are left out.
 
     Raises
     ------
@@ -222,7 +222,7 @@ def _command(value: Any, where: str) -> list[str]:
 
 
 def _line(text: str, key: str) -> str:
-    """Return where ``key`` stands in a TOML file: ``, line 3``. Return nothing if it is not found."""
+    """Return where ``key`` stands in a TOML file, such as ``, line 3``; an empty text if it is not found."""
     name = f"""["']?{re.escape(key)}["']?"""
     found = re.search(rf"^[ \t]*(?:{name}[ \t]*[=.]|\[[ \t]*{name}[ \t]*[\].])", text, re.MULTILINE)
     return f", line {text.count(chr(10), 0, found.start()) + 1}" if found else ""

@@ -22,7 +22,7 @@ _READY = b"\0"
 
 
 def start(directory: Path, words: Sequence[str]) -> int:
-    """Start ``gpuslice up`` with ``words`` in the background. Return its pid once it can be used.
+    """Start ``gpuslice up`` with ``words`` in the background. Return its process id once it can be used.
 
     What it has to say until then is written to stderr.
 

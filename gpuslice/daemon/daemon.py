@@ -159,7 +159,7 @@ def _directory_watch(directory: Path, scheduler: Scheduler) -> Iterator[Director
 
 
 class _Listeners:
-    """The listeners to events: the journal before their commands leave, the others afterwards.
+    """The functions that are told of each event: first the journal, then log, metrics and others.
 
     Attributes
     ----------
@@ -198,7 +198,7 @@ def _recover(
     clock: ContinuedClock,
     warn: Callable[[str], None],
 ) -> None:
-    """Bring the core to where the journal ends, now and whenever the core fails at an event."""
+    """Replay the journal into the core: at the start, and whenever the core fails at an event."""
     journal = listeners.journal
     assert journal is not None
     replay = Replay(journal, listeners.core, make_core)
@@ -237,7 +237,7 @@ def _add_housekeeping(
 
 
 def _replicas(scheduler: Scheduler, others: OtherNodes, remote: RemoteNodes | None) -> Replicas | None:
-    """Return what copies snapshots to other nodes. Return None if nothing is to be copied."""
+    """Return the object that copies snapshots to other nodes; None if none are to be copied."""
     if not others.replicate_every or remote is None or remote.transfers is None:
         return None
     return Replicas(

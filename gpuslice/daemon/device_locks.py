@@ -41,7 +41,7 @@ _MOST_BYTES = 8192
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """A scheduler that has a device, as the lock file says.
+    """The scheduler that has a device locked, as its lock file describes it.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ def held(directory: Path, devices: Sequence[DeviceName]) -> Iterator[None]:
 
 
 def _by_key(devices: Sequence[DeviceName]) -> dict[str, DeviceName]:
-    """Return devices by what their lock files are named after: a GPU's UUID, a slot's number."""
+    """Return devices by the name of their lock file: a GPU's UUID, or a slot's number."""
     gpus: Sequence[str] = ()
     if any(device.kind == "cuda" for device in devices):
         gpus = _gpu_keys()
@@ -149,7 +149,7 @@ def _open_directory(path: Path) -> int:
 
 
 def _is_trusted(uid: int) -> bool:
-    """Return True for this user and root, who is nobody within a user namespace that does not map root."""
+    """Return True if a directory's owner is this user or root. In some user namespaces root is ``nobody``."""
     if uid in (0, os.geteuid()):
         return True
     everybody = Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]

@@ -42,7 +42,7 @@ class JsonLines(logging.Formatter):
 
 
 class _Files(RotatingFileHandler):
-    """The files of the log."""
+    """The files of the log: a new one is begun when one is full, and the oldest is removed."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Drop a record that cannot be written, for example on a full disk. Nothing depends on the log."""

@@ -24,7 +24,7 @@ _REMEDY = "write it with `gpuslice colocate --json FILE`"
 
 
 class PairPrior(msgspec.Struct, frozen=True):
-    """What is known of a job (``script``, with its arguments) beside another."""
+    """The measured effect of one job on another, known before the scheduler has samples of its own."""
 
     script: Text
     beside: Text
@@ -45,7 +45,7 @@ class _Lab(msgspec.Struct):
 
 
 def read_profiles(path: Path) -> tuple[PairPrior, ...]:
-    """Return what the file says of pairs that were measured together, in order of their names.
+    """Return the pairs that were measured together, as a file of `gpuslice colocate --json` has them.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def read_profiles(path: Path) -> tuple[PairPrior, ...]:
 
 
 def by_scripts(priors: Sequence[PairPrior]) -> dict[tuple[str, str], Prior]:
-    """Return the priors by both scripts."""
+    """Return the priors by both scripts of the pair."""
     return {(one.script, one.beside): one.prior for one in priors}
 
 
@@ -90,7 +90,7 @@ def _read(path: Path) -> _Lab:
 def _members(
     path: Path, one: _Set, scripts: Mapping[str, str]
 ) -> Iterator[tuple[str, str, float, float | None]]:
-    """Yield both members of a pair, each with the other and with what was measured of it."""
+    """Yield both members of a pair, each with its partner and its measured throughput beside it."""
     whole = len(one.normalized) == len(one.error) == 2 and all(name in scripts for name in one.members)
     if not whole or not all(isfinite(value) and value > 0 for value in one.normalized):
         raise UsageError(f"--profiles {path}: the set {' + '.join(one.members)} is not possible", _REMEDY)

@@ -58,7 +58,7 @@ def open_journal(directory: Path, setup: Setup, *, accept_loss: bool, warn: Call
 
 
 def continued(directory: Path, setup: Setup) -> Setup:
-    """Return ``setup``, with the device memory of the last scheduler if its jobs have not ended.
+    """Return ``setup``, but with the last scheduler's device memory if its jobs have not ended.
 
     What kernel and driver say of it changes with their versions, and jobs were accepted by what they said.
     """
@@ -117,7 +117,7 @@ def _describe_unknown_jobs(directory: Path) -> str:
 
 
 def _build(directory: Path, fresh: Path) -> None:
-    """Make a journal at ``fresh`` of the events that can be read."""
+    """Make a journal at ``fresh`` from the events that can be read."""
     _remove(fresh)
     salvage(directory / FILE, audit(directory / FILE), fresh)
 

@@ -29,7 +29,7 @@ _MOST_STAGES = 64
 
 
 class Metrics:
-    """The numbers of ``core``. ``note`` is called after the job history's."""
+    """The Prometheus metrics of one scheduler core. Call `note` after the job history's."""
 
     def __init__(self, core: Core, job_history: JobHistory, policy: str) -> None:
         self.registry = registry = CollectorRegistry()
@@ -80,7 +80,7 @@ class Metrics:
         )
 
     def note(self, event: Event, now: float, ended: Sequence[Phase]) -> None:
-        """Count ``event``, and the phases of jobs that ended with it."""
+        """Count ``event``, and the phases of jobs that have ended with it."""
         if isinstance(event, Submitted):
             self._submitted.inc()
             self._jobs.labels(JobState.QUEUED.value).inc()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class EventObserver:
-    """Around ``core``.
+    """An observer of the core's events: it keeps job histories, counts metrics and writes the log.
 
     Attributes
     ----------
@@ -34,13 +34,13 @@ class EventObserver:
         self._lines: list[tuple[str, str, str, dict[str, object]]] = []
 
     def note(self, event: Event, now: float, commands: Sequence[Command]) -> None:
-        """Count an event, past or new."""
+        """Add an event, replayed or new, to the job histories and the metrics."""
         self._ended = self.job_history.note(event, now, commands)
         if self.metrics is not None:
             self.metrics.note(event, now, self._ended)
 
     def tell(self, event: Event) -> None:
-        """Keep for the log what the newest noted event has changed."""
+        """Prepare the log lines on what the newest noted event has changed."""
         if isinstance(event, Submitted):
             spec = event.spec
             details = {"devices": spec.devices, "tenant": spec.tenant, "weight": spec.weight}
@@ -49,7 +49,7 @@ class EventObserver:
             self._tell(phase)
 
     def write(self) -> None:
-        """Log what was kept. To be called after the event's commands have left."""
+        """Write the prepared log lines. To be called after the event's commands have left."""
         lines, self._lines = self._lines, []
         for event, message, job, details in lines:
             event_log.tell(event, message, job=job, details=details)

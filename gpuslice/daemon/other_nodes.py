@@ -32,7 +32,7 @@ _EXIT_USAGE = 2
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """What the next scheduler must know to go on with jobs on other nodes."""
+    """The facts that the next scheduler needs to go on with jobs on other nodes."""
 
     nodes: tuple[Found, ...]
     endpoint: Word
@@ -176,7 +176,7 @@ class OtherNodes:
         return [sys.executable, "-m", "gpuslice.nodes.agents", "bring", job, str(path)]
 
     def _ask(self, word: str, wanted: Wanted) -> bytes:
-        """Ask Ray for something by a process of its own. Return what that process prints."""
+        """Have Ray do something, in a process of its own. Return what that process prints."""
         process = subprocess.run(
             [sys.executable, "-m", "gpuslice.nodes.agents", word],
             input=msgspec.json.encode(wanted),

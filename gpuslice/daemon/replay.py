@@ -15,7 +15,7 @@ from gpuslice.sched_core.journal.replay import Replay, SetAside
 
 
 class JournalReplay:
-    """The events replayed so far; a context manager.
+    """A replay of a journal into a new core, as far as it has come; a context manager.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class JournalReplay:
 
     @property
     def left_out(self) -> Mapping[int, SetAside]:
-        """Return the events that the core has not taken, by number."""
+        """Return the events that the core has not accepted, by number."""
         return self._replay.rejected
 
 

@@ -39,7 +39,7 @@ class Replicas:
         self._taken: dict[str, int] = {}
 
     def see(self, event: Event) -> None:
-        """Copy the snapshot that a job has made with ``event``, if it is the n-th.
+        """Copy a job's snapshot to another node if ``event`` is every n-th suspend of the job.
 
         One that falls due while the last is still on its way is copied instead of the next one.
         """

@@ -16,7 +16,7 @@ DEVICES, JOBS = "devices", "jobs"
 
 @dataclass(frozen=True)
 class Run:
-    """What the journal says of a run.
+    """A scheduler's whole run, as its journal has it.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ def _draw_job(track: Track, phase: Phase, run: Run) -> None:
 
 
 class _Lanes:
-    """The devices' tracks: each slice on its device's first track that is free, and arrows between them."""
+    """The device tracks of a timeline: each slice is put on the first track that is free then."""
 
     def __init__(self, drawn: Timeline, devices: Sequence[str]) -> None:
         self._drawn = drawn

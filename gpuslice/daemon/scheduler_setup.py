@@ -49,7 +49,7 @@ _ESTIMATES_DO = ("srtf", "srsf", "sjf", "chronus", "themis")
 
 @dataclass(frozen=True)
 class Setup:
-    """What a scheduler is started with.
+    """The options with which a scheduler was started.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class Setup:
 
 
 def read_setup(written: bytes) -> Setup:
-    """Return the setup that a journal names."""
+    """Return the scheduler's options that a journal begins with."""
     fields: dict[str, object] = msgspec.json.decode(written)
     return msgspec.convert({"core_version": _FIRST_CORE_VERSION} | fields, Setup)
 
@@ -154,7 +154,7 @@ def _all_gpus() -> str:
 
 
 def parse_devices(text: str) -> tuple[DeviceName, ...]:
-    """Return the devices of ``cuda:0,cuda:1`` by name, or of ``cpu:2`` (alone) so many slots of the host.
+    """Return the devices that ``cuda:0,cuda:1`` names, or for ``cpu:2`` alone so many slots of the host.
 
     Raises
     ------
@@ -209,7 +209,7 @@ def _visible_gpus() -> list[Gpu]:
 
 
 def oversubscription_warning(devices: Sequence[DeviceName], cores: int | None = None) -> str:
-    """Return a warning if the host's slots among ``devices`` are more than its cores, else nothing.
+    """Return a warning if ``devices`` has more host slots than there are cores; else an empty text.
 
     ``cores`` are those that this process may use; asked for if not given.
     """
@@ -222,7 +222,7 @@ def oversubscription_warning(devices: Sequence[DeviceName], cores: int | None = 
 
 
 def small_ramdisk_warning(ramdisk: Path) -> str:
-    """Return what to say if the RAM disk's file system is too small for most jobs, or nothing."""
+    """Return a warning if the RAM disk's file system is too small for most jobs; else an empty text."""
     status = os.statvfs(ramdisk)
     total_bytes = status.f_blocks * status.f_frsize
     if total_bytes >= _SMALL_BYTES:
@@ -250,7 +250,7 @@ def device_memory(devices: Sequence[DeviceName]) -> int:
 
 
 def quotas(settings: Sequence[str]) -> dict[str, int]:
-    """Return devices by tenant from ``tenant=devices``.
+    """Return the number of devices of each tenant, from texts like ``tenant=2``.
 
     Raises
     ------
@@ -264,7 +264,7 @@ def quotas(settings: Sequence[str]) -> dict[str, int]:
 
 
 def tenant_ramdisk(settings: Sequence[str]) -> dict[str, str]:
-    """Return sizes by tenant from ``tenant=size``.
+    """Return the RAM disk limit of each tenant in bytes, from texts like ``tenant=8G``.
 
     Raises
     ------
@@ -280,7 +280,7 @@ def tenant_ramdisk(settings: Sequence[str]) -> dict[str, str]:
 def _by_tenant(
     option: str, settings: Sequence[str], value: str, example: str, fits: Callable[[str, str], bool]
 ) -> dict[str, str]:
-    """Return values by tenant from ``tenant=value``. For a tenant named twice, the last one counts."""
+    """Return the value of each tenant, from texts like ``tenant=value``. Of two, the last counts."""
     found: dict[str, str] = {}
     for setting in settings:
         tenant, _, text = setting.partition("=")
@@ -336,7 +336,7 @@ def _gandiva_packs(given: Mapping[str, str]) -> bool:
 
 
 def _leases(given: dict[str, str], quantum_s: float) -> dict[str, str]:
-    """Chronus' settings: leases of whole quanta, and everything said that may differ between two starts.
+    """Return the settings of `chronus`, with leases of whole quanta and every default written out.
 
     A journal is replayed through the same policy, so it matters which solver made the plans, too.
     """
@@ -368,7 +368,7 @@ def _seconds(name: str, text: str) -> float:
 
 
 def tcp_listener(bind: str | None, curve_keys: Path | None) -> tuple[str, Path] | None:
-    """Where to listen by TCP and the keys for that, from ``--bind`` and ``--curve-keys``; ``None``: nowhere.
+    """Return the TCP endpoint and the directory of keys that the options name; None for no TCP.
 
     Raises
     ------

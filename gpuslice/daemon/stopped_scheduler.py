@@ -19,7 +19,7 @@ from gpuslice.verbs import EventInfo, JobInfo, LogFiles, SchedulerStatus
 
 
 class StoppedScheduler:
-    """Answers the questions of ``gpuslice.Client`` about the past; a context manager.
+    """A reader of a stopped scheduler's journal with the methods of `Client` that only read.
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A change of a device from one job to another. No job made progress on it for ``blackout_s``."""
+    """A change of a device from one job to another. Nobody made progress on it for ``blackout_s``."""
 
     at_s: float
     leaving: str
@@ -110,7 +110,7 @@ class Recorder:
         return now - self._start_s
 
     def look(self, jobs: Sequence[JobInfo]) -> None:
-        """Record the steps that the jobs have made."""
+        """Record how many steps each job has made."""
         self.heard = {job.id: job.steps for job in jobs}
 
     def observe(self, event: Event, now: float, commands: Sequence[Command]) -> None:

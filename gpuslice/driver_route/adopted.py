@@ -45,7 +45,7 @@ class CheckpointableProcess(Protocol):
 
 
 def check_pid(pid: int) -> None:
-    """Raise ``UsageError`` if a process does not exist or is not ours: the driver would be less clear.
+    """Raise ``UsageError`` if a process does not exist or belongs to another user.
 
     Raises
     ------
@@ -171,14 +171,14 @@ def _check_room(pid: int, moves: Mapping[UUID, UUID]) -> None:
 
 
 def _file_of(pid: int) -> Path:
-    """Return the path of the process's record. A later process with the same pid has another path."""
+    """Return the path where a process's memory use is kept. A later process with its pid has another."""
     return cache_directory() / _FOLDER / f"{pid}.{process_began(pid)}"
 
 
 def moves_to(
     targets: Sequence[int], sources: Sequence[int], driver: Driver, environ: Mapping[str, str]
 ) -> dict[UUID, UUID]:
-    """Return the moves to tell the driver: a new GPU for every GPU here, where all others keep their place.
+    """Return the moves for the driver: a new GPU for every GPU here. Unnamed GPUs keep their place.
 
     Parameters
     ----------

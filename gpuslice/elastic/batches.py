@@ -87,7 +87,7 @@ class Batch:
 
 
 class Feed:
-    """The rest of an epoch for one rank, while the number of ranks does not change.
+    """One rank's micro-batches for the rest of an epoch, as long as the number of ranks stays.
 
     Parameters
     ----------

@@ -83,5 +83,5 @@ def _add_up(bucket: Sequence[torch.nn.Parameter]) -> None:
 
 
 def _any(gradient: torch.Tensor) -> bool:
-    """Return True if this rank's part of a gradient is not all zero."""
+    """Return True if any element of this rank's part of a gradient is not 0."""
     return bool((local_part(gradient) if is_distributed(gradient) else gradient).any())

@@ -25,7 +25,7 @@ _PART_BYTES = 64 << 20
 
 
 class Loaded(NamedTuple):
-    """The parts of a state that are not loaded into named objects.
+    """The parts of a loaded state that belong to no named object: the position, and what ranks divide.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Loaded(NamedTuple):
 
 
 def own_state(position: Mapping[str, int], whole: Mapping[str, Any]) -> dict[str, object]:
-    """Return the parts of a job's state that the script has not named."""
+    """Return the parts of a job's state that belong to no named object."""
     return {_RNG: process_rng.capture(), _POSITION: dict(position), _SHARDED: dict(whole)}
 
 

@@ -277,7 +277,7 @@ class World:
             self._stand_by(number)
 
     def _stand_by(self, number: int) -> None:
-        """Wait until this rank is needed, from composition ``number`` on; or end, well, if it never is."""
+        """Wait until this rank is needed. If it never is, end the process with exit code 0."""
         store = self._connected()
         while True:
             while not _key_appears(store, _key(number), _LOOK_AGAIN):
@@ -389,7 +389,7 @@ def _key(number: int) -> str:
 
 
 def _key_appears(store: Store, key: str, patience: timedelta) -> bool:
-    """Wait for ``key``. Return True if it is there."""
+    """Wait for ``key`` in the store. Return True if it appeared in time."""
     try:
         store.wait([key], patience)
     except dist.DistStoreError:

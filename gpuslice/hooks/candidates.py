@@ -21,7 +21,7 @@ from gpuslice.runtime.boundaries import counter
 
 
 def prepare() -> None:
-    """Install the hooks that let this process become a rank later.
+    """Install the hooks by which this process can become a rank later.
 
     This takes milliseconds only, because most processes never become a rank.
     """

@@ -22,7 +22,7 @@ from gpuslice.runtime.threads.training_thread import TrainingThread
 
 
 class BeforeFetch:
-    """A stand-in for ``_BaseDataLoaderIter.__next__`` that notes a boundary when the method is looked up.
+    """A stand-in for ``_BaseDataLoaderIter.__next__`` that counts a boundary before each fetch.
 
     This is a descriptor instead of a wrapper. No frame of ours is on the stack while the batch is fetched,
     so an exception of a user's dataset carries the user's own traceback.

@@ -103,7 +103,7 @@ class OutermostCalls:
 
 
 class _OnLookup:
-    """A stand-in for a method that calls ``notice`` with the object on which the method is looked up.
+    """A stand-in for a method: calls ``notice`` with the object whenever the method is looked up.
 
     As with ``BeforeFetch``, no frame of ours is on the stack while the method runs.
     """

@@ -11,7 +11,7 @@ FIRST_GPU = DeviceName("cuda", 0)
 
 
 def named_device(device: str, route: Route) -> DeviceName | None:
-    """Return the device that the settings name or imply; None if the script's use decides.
+    """Return the device that the settings name or imply; None if it depends on what the script uses.
 
     Parameters
     ----------

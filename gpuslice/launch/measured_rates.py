@@ -43,7 +43,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The output of the child process."""
+    """What the measuring child process prints."""
 
     rates: dict[str, Rates]
     peers: list[Peer]

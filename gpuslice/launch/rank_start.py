@@ -42,7 +42,7 @@ def with_ranks(words: Sequence[str], ranks: int) -> list[str]:
 
 
 def as_ranks(words: Sequence[str], ranks: int) -> list[str]:
-    """Return the words with which torchrun starts a script as ``ranks`` ranks. A command is not changed."""
+    """Return the words of torchrun that start a script as ``ranks`` ranks. Commands stay as they are."""
     if words[0] == "--":
         return list(words)
     script = ["--module", *words[1:]] if words[0] == "-m" else list(words)
@@ -50,7 +50,7 @@ def as_ranks(words: Sequence[str], ranks: int) -> list[str]:
 
 
 def is_told_ranks(words: Sequence[str], most: int) -> bool:
-    """Return True if a command is torchrun without a number of ranks. Its environment can then set it.
+    """Return True if a command is torchrun without a number of ranks, so that a variable can set it.
 
     Raises
     ------

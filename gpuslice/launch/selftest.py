@@ -24,7 +24,7 @@ _SIZES = (1, 4097, 3 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The problem of the tensor route on a device (empty: none), and why copies take slower paths there."""
+    """The result of the self-test: the problem (empty: none), and why copies take slower paths."""
 
     problem: str
     slower: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ _WORDS, _WORD_BYTES = 4, 8
 
 
 class StepControl:
-    """Four words of 64 bits in a mapped file, and a pipe for jobs that take turns.
+    """A channel between a measured job and its observer: shared counters, and a pipe for turns.
 
     Parameters
     ----------
@@ -45,13 +45,13 @@ class StepControl:
 
     @classmethod
     def beside(cls, recording: Path) -> StepControl | None:
-        """Return the job's end of the control; None if no process watches it."""
+        """Return the job's end of the channel; None if no process observes the job."""
         path = _path(recording)
         return cls(path) if path.exists() else None
 
     @classmethod
     def of_turns(cls, recording: Path) -> StepControl | None:
-        """Return the job's end of the control if the job takes turns with others, else None."""
+        """Return the job's end of the channel if the job takes turns with others; else None."""
         pipe = _turns_path(recording)
         if not pipe.exists():
             return None
@@ -69,7 +69,7 @@ class StepControl:
         return self._words[_INTERVALS]
 
     def passed(self, intervals: int) -> bool:
-        """Write that the job has recorded ``intervals`` intervals. Return True if the job must end."""
+        """Report that the job has recorded ``intervals`` intervals. Return True if the job must end."""
         self._words[_INTERVALS] = intervals
         return self._words[_STOP] != 0
 

@@ -99,7 +99,7 @@ def reference(
 
 
 class _Halter:
-    """A switch that halts a job during ``spans``, in seconds since the load began. The real times count."""
+    """Halts a job during ``spans``, in seconds since the load began, and keeps the real times."""
 
     def __init__(self, job: MeasuredScript, load: _Stressor, spans: Sequence[Span]) -> None:
         self._job, self._load, self._spans = job, load, spans

@@ -26,7 +26,7 @@ _MODE_CAUTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpus:
-    """The numbers that a process gives to the scheduler's GPUs.
+    """The mapping between a process's CUDA numbers and the scheduler's GPU numbers.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class VisibleGpus:
 
     @classmethod
     def for_lease(cls, all_gpus: str, leased: int, *, local_rank: int, own: str) -> VisibleGpus:
-        """Return the numbers for a process that has not begun CUDA.
+        """Return the mapping for a process that has not begun CUDA, whose script names the leased GPU.
 
         Parameters
         ----------
@@ -65,7 +65,7 @@ class VisibleGpus:
 
     @classmethod
     def as_begun(cls, all_gpus: str, shown: str | None) -> VisibleGpus:
-        """Return the numbers in a process whose CUDA has begun while the variable was ``shown``."""
+        """Return the mapping for a process that began CUDA while the variable was ``shown``."""
         words = tuple(all_gpus.split(",")) if all_gpus else ()
         if shown is None or not words:
             return cls()
@@ -78,7 +78,7 @@ class VisibleGpus:
 
     @property
     def variable(self) -> str:
-        """The value of ``CUDA_VISIBLE_DEVICES``; empty to leave the variable unchanged."""
+        """The value of ``CUDA_VISIBLE_DEVICES`` for this mapping; empty to leave the variable unchanged."""
         return ",".join(self.all_gpus[number] for number in self.order)
 
     def inside(self, name: DeviceName) -> DeviceName:

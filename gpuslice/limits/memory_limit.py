@@ -136,7 +136,7 @@ class MemoryLimit:
         self._set_host(self._soft_bytes)
 
     def _use(self) -> tuple[int, int | None]:
-        """Return the job's memory that counts, and what is left; None while there is no limit of ours."""
+        """Return the job's memory that counts and the memory left; None while no limit is in force."""
         if self._device.kind == "cuda":
             index = self._device.index or 0
             had = statistics(lambda: torch.cuda.memory_reserved(index)) if runtime_calls.has_begun() else 0

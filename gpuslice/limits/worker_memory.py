@@ -138,7 +138,7 @@ def bounded(soft_bytes: int, *bounds: int) -> int:
 
 
 def _below(pid: int) -> list[int]:
-    """Return the descendants of a process."""
+    """Return the descendants of a process (children, their children, and so on)."""
     children: list[int] = []
     with suppress(OSError):
         for task in os.scandir(f"/proc/{pid}/task"):

@@ -169,7 +169,7 @@ def bring(wanted: Wanted, job: str) -> None:
 
 
 def _living(wanted: Wanted) -> dict[str, Found]:
-    """Return the scheduler's nodes that are in the cluster, by name, with their present ids.
+    """Return the scheduler's nodes that are in the cluster now, by name, with their present ids.
 
     A restarted node has another id, but the same name and address.
     """
@@ -196,7 +196,7 @@ def _begin_missing(wanted: Wanted, nodes: Iterable[Found]) -> None:
 
 
 def _with_flags(wanted: Wanted, node: Found) -> Node:
-    """Return a node with the flags that shipments need: the socket tells schedulers' jobs apart."""
+    """Return a node with the settings that shipments need, such as the scheduler's socket."""
     flags = {"socket": rank_endpoint(Path(_directory(wanted, node)))}
     if not node.name and wanted.ramdisk_dir:
         flags["ramdisk_dir"] = wanted.ramdisk_dir

@@ -8,7 +8,7 @@ from gpuslice.types import Label, PathText, Word
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A node of the cluster.
+    """A node of the Ray cluster, as the scheduler has found it.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request of the scheduler to Ray.
+    """A request of the scheduler to Ray, which a process of its own carries out.
 
     Attributes
     ----------

@@ -208,13 +208,13 @@ class Receiver:
 
 
 def _tenants(held: Held) -> dict[str, str]:
-    """Return settings by which the snapshot belongs to its tenant here, too, under the tenant's limit."""
+    """Return settings with the snapshot's tenant, so that the tenant's limit holds on this node, too."""
     limit_bytes = held.tenant_limit_bytes
     return {"tenant": held.tenant, "tenant_ramdisk": "" if limit_bytes is None else str(limit_bytes)}
 
 
 def _described(offers: Iterable[bytes]) -> tuple[Held, dict[int, Description]]:
-    """Return what was offered of each rank, checked."""
+    """Return the checked description of what was offered of each rank."""
     offered = [decode(offer, Offer) for offer in offers]
     described = {one.rank: Description.of(one) for one in offered}
     held = {one.held for one in offered}

@@ -17,7 +17,7 @@ Boundaries = Sequence[Collection[int]]
 
 
 class Routes(msgspec.Struct, frozen=True):
-    """The snapshots to send.
+    """The snapshots of one boundary that must be sent, and between which nodes.
 
     Attributes
     ----------

@@ -27,7 +27,7 @@ EVALUATION_CALLS = 16
 
 
 class Controller(Protocol):
-    """The part that decides what happens at a boundary. It asks for one by ``BoundaryCounter.stop_at``."""
+    """The interface of what decides at a boundary whether the job parks."""
 
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Act at a boundary, in the thread that trains. Return the signals to deliver (``ending.deliver``).

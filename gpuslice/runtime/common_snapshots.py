@@ -29,7 +29,7 @@ _NONE = -1
 
 
 class Announced(msgspec.Struct, frozen=True, array_like=True):
-    """The announcement of one rank.
+    """What one rank announces: its restartable snapshots, and the boundary that it is writing.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ def _device_of_collectives() -> torch.device:
 
 
 class CommonSnapshots:
-    """One rank's view of the common snapshots. It is told before and after all changes of the rank's own.
+    """One rank's view of which snapshots all ranks have.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ class CommonSnapshots:
         return room
 
     def keep(self) -> None:
-        """Prepare a suspend: forget newer snapshots than the newest one that all ranks have.
+        """Prepare a suspend: keep the newest snapshot that all ranks have, and forget newer ones.
 
         A rank may be killed before it has a snapshot of the suspend. If it is unknown what the others have,
         the newest boundary that all had when this rank last read the shared value is kept.
@@ -282,5 +282,5 @@ def _awaited(has: Sequence[int], others: Announcements) -> bool:
 
 
 def _remaining(has: Sequence[int], common: int | None) -> tuple[int, ...]:
-    """Return which of ``has`` is left when a new snapshot begins: the newest boundary up to ``common``."""
+    """Return the boundaries of ``has`` that stay when a new snapshot begins: the newest up to ``common``."""
     return tuple([boundary for boundary in has if common is None or boundary <= common][-1:])

@@ -140,7 +140,7 @@ def end_parked(error: GpusliceError) -> NoReturn:
 
 @contextmanager
 def whole_or_ended(whole: Callable[[], bool]) -> Iterator[None]:
-    """Let an exception out of the block only if the job's state is there; else end the process.
+    """Run the block. If it raises while the job's state is away, end the process instead.
 
     `end_parked` ends it. Put this directly around what may fail: no `finally` and no signal handler of the
     script may come between.
@@ -178,7 +178,7 @@ def as_ours(error: BaseException, step: str) -> GpusliceError:
 
 
 def leave_parked() -> NoReturn:
-    """End the process at once with exit status 0: its state is away, and is not needed any more.
+    """End the process at once with exit status 0. Its state is away and not needed any more.
 
     The script's own code must not run.
     """

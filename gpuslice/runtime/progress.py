@@ -92,7 +92,7 @@ class LoaderAttributes(Protocol):
 
 
 class Goal(NamedTuple):
-    """The place where a restarted process goes on: position, pass going on there, optimizer steps made."""
+    """Where a restarted process goes on: position, the pass that was going on, optimizer steps made."""
 
     position: Position
     current: Pass | None
@@ -330,7 +330,7 @@ class Progress:
         return iterator, resumed
 
     def _watched(self, iterator: Iterator[Batch]) -> Iterator[Batch]:
-        """Return ``iterator``. Note the sampler's indices from now on, if this process asks for them."""
+        """Return ``iterator``, and follow its sampler's indices if this process fetches by index."""
         self._drawn = None
         if asks_by_index(iterator):
             self._drawn = iterator._sampler_iter = Drawn(iterator._sampler_iter)
@@ -392,7 +392,7 @@ def _check_length(loader: object, resumed: Pass) -> None:
 
 
 def _ignore(_why: str) -> None:
-    """Do nothing. Called where the script cannot begin anew."""
+    """Do nothing: the callback where the script cannot begin anew."""
 
 
 def _nothing() -> None:

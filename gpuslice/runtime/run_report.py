@@ -85,7 +85,7 @@ class Report:
             self._rank, self._path, self._written = rank, path, None
 
     def add(self, record: SwitchRecord) -> None:
-        """Append a switch that is over. `write` makes it visible."""
+        """Append a finished switch. `write` puts it into the file."""
         self._rows.append(msgspec.json.encode(record.as_dict()))
         self._blackouts.append((record.blackout_s, record.cold))
         self._bytes_copied += record.bytes_copied
@@ -209,7 +209,7 @@ class Report:
 
 
 def _sum(totals: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the totals of all trainings together."""
+    """Return the totals of all trainings added up."""
     found = {name: sum(one.get(name, 0) for one in totals) for name in totals[-1]}
     found[_MOST] = max(one.get(_MOST, 0.0) for one in totals)
     found[_MEAN] = found["blackout_s"] / found["switches"] if found["switches"] else 0.0

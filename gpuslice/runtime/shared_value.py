@@ -44,7 +44,7 @@ def default_store() -> Store:
 
 
 class SharedValue:
-    """A value that all ranks share, changed by compare-and-set: from the value that a change replaces.
+    """A value that all ranks share. A change succeeds only if no other rank was quicker (compare-and-set).
 
     Parameters
     ----------

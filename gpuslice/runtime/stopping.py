@@ -18,7 +18,7 @@ from gpuslice.training.attached import Attached
 
 
 class Obstacle(Enum):
-    """A reason why the job cannot be suspended where its script is."""
+    """A reason why the job cannot be suspended at the present place of its script."""
 
     NONE = "nothing"
     #: In a transform, tensors are wrappers without memory.
@@ -40,7 +40,7 @@ class Wish(Enum):
 
 
 class Act(Enum):
-    """The act at a boundary: what is done there."""
+    """What is done at a boundary: run on, pass by, or park."""
 
     RUN_ON = "the script goes on"
     #: The script cannot stop here: it may be waiting for other ranks, which have parked.

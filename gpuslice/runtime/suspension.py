@@ -29,7 +29,7 @@ from gpuslice.types import DeviceName, Route
 
 
 class Phase(Enum):
-    """The place where the job's state is."""
+    """Where the job's state is: on its device, away, or lost."""
 
     HERE = "on the device, as the script expects it"
     AWAY = "in the RAM disk"

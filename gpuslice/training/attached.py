@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Attached(Protocol):
-    """An attached job, as the runtime sees it when it suspends.
+    """The interface of an attached job, as the runtime needs it for a suspend.
 
     Attributes
     ----------

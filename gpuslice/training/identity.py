@@ -35,7 +35,7 @@ _SHOWN = 160
 
 
 class Claim(Enum):
-    """The relations of a training to a snapshot of its job."""
+    """How a training relates to a snapshot of its job: the snapshot is its own, or another training's."""
 
     OWN = "it goes on from it"
     OTHERS = "another training of the same command goes on from it"
@@ -155,7 +155,7 @@ def origin(snapshot: SnapshotFile) -> str:
 
 
 def _naming(job: str, training: Training, other: Training | None) -> str:
-    """Return a value for ``--job`` that has a field for each option in which the two trainings differ."""
+    """Return a value for ``--job`` with a field for each option in which the two trainings differ."""
     fields = [] if other is None else differing_options(training.arguments, other.arguments)
     return f"'{'-'.join([job, *(f'{{{field}}}' for field in fields)])}'" if fields else "NAME"
 

@@ -165,7 +165,7 @@ class _Loader:
 
     @property
     def exec_module(self) -> Callable[[ModuleType], None]:
-        """The original loader's function. A lookup means that it is about to be called."""
+        """The original loader's ``exec_module``. Looking it up restores the original loader."""
         module = sys.modules.get(self._name)
         if module is None or not isinstance(module.__spec__, _Spec) or not module.__spec__._initializing:
             return self._execute
@@ -173,7 +173,7 @@ class _Loader:
         return self._loader.exec_module
 
     def _execute(self, module: ModuleType) -> None:
-        """Execute the module for code that imports without ``import``, like `importlib.util.LazyLoader`."""
+        """Run the module for code that does not import by ``import``, such as `importlib.util.LazyLoader`."""
         self._restore_loader(module)
         if isinstance(module.__spec__, _Spec):
             module.__spec__.__class__ = importlib.machinery.ModuleSpec  # type: ignore[assignment]

@@ -121,7 +121,7 @@ class ThreadGate:
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """Treat the calling thread as standing still inside the block, whatever its stack looks like."""
+        """Treat the calling thread as stopped inside the block, whatever its stack looks like."""
         ident = threading.get_ident()
         self._standing.add(ident)
         self._left.set()
@@ -131,7 +131,7 @@ class ThreadGate:
             self._standing.discard(ident)
 
     def mode(self) -> _GateMode:
-        """Return a mode under which the calling thread's torch operations pass this gate."""
+        """Return a torch mode under which the calling thread's operations pass this gate."""
         return _GateMode(self)
 
     def close(self) -> None:
