@@ -100,7 +100,7 @@ class Device(ABC):
         ...
 
     def held(self, gone_bytes: int) -> dict[str, int]:
-        """Return the bytes of the device that this process keeps while it is parked, by what keeps them.
+        """Return the bytes that this process keeps on the device while it is parked, by what keeps them.
 
         Parameters
         ----------

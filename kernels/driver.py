@@ -84,7 +84,7 @@ class RestoreArgs(ctypes.Structure):
 
 
 def unavailable(driver_major: int) -> str:
-    """Return why a driver of this major version (0: none) cannot do it, or an empty string."""
+    """Return why a driver of this major version (0: none) cannot checkpoint processes; else an empty text."""
     if driver_major == 0:
         return "there is no NVIDIA driver"
     if driver_major < MINIMUM_DRIVER:

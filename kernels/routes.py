@@ -56,7 +56,7 @@ def read_version_file(path: Path) -> TorchBuild:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a route can be taken on a device; if not, the reason and a remedy."""
+    """The answer whether a route can be taken on a device; if not, the reason and a remedy."""
 
     reason: str = ""
     remedy: str = ""
@@ -69,7 +69,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """The facts on which the verdicts rest.
+    """The facts about a machine by which routes are judged: driver, compiler, torch's settings.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class Ground:
 
     @classmethod
     def here(cls, environ: Mapping[str, str] | None = None) -> Ground:
-        """Return the facts of this machine."""
+        """Return the facts about this machine."""
         from .nvml import read_driver
 
         return cls(installed_torch(), read_driver(), os.environ if environ is None else environ)

@@ -83,7 +83,7 @@ def _state(tensor: torch.Tensor) -> bytes:
 
 
 def _holds(flags: _Flags) -> bool:
-    """Return True if a storage with the flags set refuses to be read and written, and later does not."""
+    """Return True if setting the flags makes a storage refuse all access, and clearing them ends that."""
     probe, memory = torch.ones(1), address_space()
     start = probe.untyped_storage()._cdata
     before = memory[start + flags.checked], memory[start + flags.refused]

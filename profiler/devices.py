@@ -103,7 +103,7 @@ class DeviceReader(Protocol):
 
 
 class MissingValues:
-    """Collects why values are missing.
+    """The reasons why some of a device's values are missing.
 
     Parameters
     ----------

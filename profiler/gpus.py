@@ -99,7 +99,7 @@ class GpuReader:
 
 
 def _scalars(handle: Any) -> dict[str, Callable[[], Any]]:
-    """Return the questions that have one number as answer, by field."""
+    """Return functions that ask NVML for one number each, by field."""
     nvml = pynvml
     return {
         "temperature": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),

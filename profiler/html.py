@@ -44,13 +44,13 @@ code { font-size: .92em; } .good { color: var(--good); } .bad { color: var(--bad
 
 
 class Good(str):
-    """A cell in the colour of good news."""
+    """A table cell in the colour of good news."""
 
     __slots__ = ()
 
 
 class Bad(str):
-    """A cell in the colour of bad news."""
+    """A table cell in the colour of bad news."""
 
     __slots__ = ()
 

@@ -29,7 +29,7 @@ _STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """The look of the bars of one kind. Without a colour they take that of their subject."""
+    """The look of one kind of bars. Bars without a colour of their own take that of their subject."""
 
     colour: str = ""
     opacity: float = 1.0
@@ -38,7 +38,7 @@ class Paint:
 def page(
     title: str, lead: Sequence[str], timeline: Timeline, kinds: dict[str, Paint], tables: Iterable[Table]
 ) -> str:
-    """Return the whole page.
+    """Return the whole page of a timeline as HTML.
 
     Parameters
     ----------

@@ -236,11 +236,11 @@ def _seconds(steps_s: Column) -> StepSeconds | None:
 
 
 def _limit_s(intervals_s: Column) -> float:
-    """Return the length beyond which an interval is unusual."""
+    """Return the length in seconds beyond which an interval is unusual."""
     level_s = float(np.median(intervals_s))
     return level_s + max(_LONG * level_s, _LONG_SIGMAS * _deviation(intervals_s))
 
 
 def _deviation(values: Column) -> float:
-    """Return a standard deviation that outliers do not change."""
+    """Return a standard deviation that is robust against outliers (by the median absolute deviation)."""
     return float(_SIGMA * np.median(np.abs(values - np.median(values))))

@@ -76,7 +76,7 @@ def graph_pools_bytes(gpus: Collection[int]) -> int:
 
 
 def in_segments(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Divide sizes, in their order, into segments. Return count and segment bytes (0: no segment) of each."""
+    """Divide sizes, in their order, among segments. Return each part's count and segment bytes (0: none)."""
     divided: list[list[int]] = []
     for large, group in groupby(sizes, lambda nbytes: nbytes >= _LARGE_BYTES):
         divided.append([])

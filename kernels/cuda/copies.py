@@ -175,7 +175,7 @@ class GpuCopy:
         return sums
 
     def _unseen(self, steps: Sequence[_Step]) -> bool:
-        """Return True if the inspector has to look at any piece of these steps."""
+        """Return True if the host's inspector has to look at any piece of these steps."""
         return not all(self._summed.issuperset(_pieces(step)) for step in steps)
 
     def _steps(

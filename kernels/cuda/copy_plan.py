@@ -67,7 +67,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Small storages that one launch gathers or scatters.
+    """Small storages that one kernel launch gathers into a staging buffer, or scatters from it.
 
     Attributes
     ----------

@@ -259,7 +259,7 @@ def _hold(storage: torch.UntypedStorage, between_processes: Set[int]) -> Hold:
 
 
 def together(holds: Sequence[Hold], ranges: Sequence[tuple[int, int]]) -> list[Hold]:
-    """Return the holds, with storages that overlap memory that stays made resident, too.
+    """Return the holds, with every storage made resident that overlaps memory that stays.
 
     Such storages are views that went to another library and came back, for instance.
 

@@ -18,7 +18,7 @@ Mode = Literal["alone", "packed", "sliced", "stressed", "reference"]
 
 
 class Task(NamedTuple):
-    """One trial of a plan."""
+    """One trial of a plan: which jobs run, and how."""
 
     round: int
     members: Members

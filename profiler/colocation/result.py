@@ -252,7 +252,7 @@ def _set_results(one: _Set) -> tuple[SetResult | None, SetResult | None]:
 
 
 def _gain(packed: _Measured, sliced: _Measured) -> Estimate | None:
-    """Return the packed total by the sliced one; None if no round has both."""
+    """Return the packed total divided by the sliced total; None if no round has both."""
     gains = [
         sum(values) / (sum(sliced.rounds[number]) if sliced.rounds else 1.0)
         for number, values in packed.rounds.items()

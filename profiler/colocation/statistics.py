@@ -33,7 +33,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """One quantity as it was measured.
+    """The samples of one quantity: by round, and by window within the rounds.
 
     Attributes
     ----------

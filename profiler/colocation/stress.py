@@ -36,7 +36,7 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """A phase as it was: from ``begun_s`` to ``ended_s`` on the host's clock; when each unit ended."""
+    """A phase of the load as it happened: from ``begun_s`` to ``ended_s``, and the end of each unit."""
 
     kind: str
     level: float
@@ -46,7 +46,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class StressLog(msgspec.Struct, frozen=True):
-    """The record of a stressor."""
+    """The record that a load's process writes: its phases as they happened."""
 
     windows: list[Window]
 
@@ -86,7 +86,7 @@ def schedule(kinds: Sequence[str], seconds: float, seed: int) -> list[Phase]:
 
 
 def halt_schedule(phases: Sequence[Phase]) -> list[Span]:
-    """Return when the job is halted, in seconds since ``phases`` began: half of the time of a full load."""
+    """Return when to halt the job, in seconds since ``phases`` began: half of the time of each full load."""
     spans, begin_s = [], 0.0
     for phase in phases:
         if phase.level == 1.0:
@@ -158,7 +158,7 @@ def _unit_rate(window: Window, spans: Sequence[Span]) -> float:
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """How one kind of load slows the job down, and how the job slows down that load.
+    """The slow-down of a job by each level of one kind of load, and of that load by the job.
 
     Attributes
     ----------
@@ -239,7 +239,7 @@ def throughput(curve: Curve, level: float) -> float:
 
 
 def _falling(values: Sequence[float]) -> tuple[Column, Column]:
-    """Return intensities from 0 on, and ``values`` at them as a curve that starts at 1 and falls.
+    """Return intensities from 0 on and ``values`` there, as a curve that starts at 1 and never rises.
 
     Rises due to noise are levelled out by least squares.
     """

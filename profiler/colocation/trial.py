@@ -46,7 +46,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One member of a trial.
+    """The measurements of one member of a trial.
 
     Attributes
     ----------
@@ -177,7 +177,7 @@ def _rotation_ends(halted: Sequence[Sequence[Span]]) -> list[float]:
 
 
 class _Member:
-    """The steps of a member after its warm-up, on a clock that stands still while it is halted."""
+    """A member's steps after its warm-up, on a clock that stops while the member is halted."""
 
     def __init__(self, recordings: Sequence[Recording], halts: Sequence[Span]) -> None:
         self._halts = halts
