@@ -9,7 +9,7 @@ _MOST_DOUBLINGS = 30
 
 
 class BackOff(msgspec.Struct):
-    """The pauses between tries of something that has failed.
+    """The pauses, ever longer, between the tries of something that has failed.
 
     Attributes
     ----------

@@ -73,7 +73,7 @@ class Cluster:
         self._measure()
 
     def _measure(self) -> None:
-        """Set ``even``, and how many devices the largest racks, nodes and sockets have together."""
+        """Compute ``even`` and the capacities of the largest racks, nodes and sockets."""
         self.even = len({*self.node_sizes} - {0}) == 1
         of_racks = [sum(self.node_sizes[a:b]) for a, b in pairwise(self._first_node_of)]
         self._largest_first = [

@@ -71,7 +71,7 @@ class Verdict(Enum):
 
 
 class Judgement(NamedTuple):
-    """The effect of sharing a device on a set of jobs, and the verdict on it.
+    """The effect of sharing a device on a set of jobs, and the verdict: share or take turns.
 
     Attributes
     ----------
@@ -187,7 +187,7 @@ def _verdict(total: Interval, worth: float, *, packed: bool, enough: bool) -> Ve
 
 
 def _known(alone: Sequence[Sample], together: Sequence[Sample], prior: Prior | None) -> _Ratio | None:
-    """Return what the samples and the prior of a member say together. Return None with too few samples."""
+    """Combine a member's samples with its prior. Return None if there are too few samples."""
     count = min(len(alone), len(together))
     if count < (LEAST if prior is None else LEAST_WITH_PRIOR):
         return None

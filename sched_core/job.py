@@ -57,32 +57,32 @@ class JobSpec(JobRequest, frozen=True, kw_only=True):
 
     @property
     def elastic(self) -> bool:
-        """True if it may have more devices than it asks for."""
+        """True if the job may have more devices than it asks for."""
         return self.most_devices > self.devices
 
     @property
     def ranks(self) -> int:
-        """The number of its processes: as many as it may have devices."""
+        """The number of the job's processes: as many as it may have devices."""
         return max(self.devices, self.most_devices)
 
     @property
     def joined(self) -> bool:
-        """True if it is elastic and its ranks are there from the beginning, and come and go by themselves."""
+        """True if the job is elastic and all its ranks live from the beginning on."""
         return self.elastic and not self.relaunch
 
     @property
     def kill_when_late(self) -> bool:
-        """True if it is ended when it reaches no boundary in time."""
+        """True if the job is ended when it does not reach a boundary in time."""
         return self.on_boundary_timeout == "kill"
 
     @property
     def last_deadline_s(self) -> float | None:
-        """Its last deadline, in seconds after submission. None if it has no deadline."""
+        """The job's last deadline, in seconds after submission; None without a deadline."""
         return self.deadlines[-1][0] if self.deadlines else None
 
     @property
     def due_s(self) -> float:
-        """The moment of its last deadline; infinite without one."""
+        """The time of the job's last deadline; infinite without one."""
         return self.submit_s + self.deadlines[-1][0] if self.deadlines else inf
 
 
@@ -181,33 +181,33 @@ class Job:
         return self.spec.model or self.id
 
     def may_be_on(self, nodes: set[int]) -> bool:
-        """Return True if it may have devices of all of ``nodes`` together."""
+        """Return True if the job may have devices on all of ``nodes`` at the same time."""
         return not self.within or (len(nodes) == 1 and nodes.issubset(self.within))
 
     def executed_at(self, now_s: float) -> float:
-        """Return the seconds in which it has made progress, up to ``now_s``."""
+        """Return the seconds in which the job has made progress, up to ``now_s``."""
         if self.running and now_s > self.since_s:
             return self.executed_s + (now_s - self.since_s)
         return self.executed_s
 
     def service_at(self, now_s: float) -> float:
-        """Return its attained service up to ``now_s``: devices times time, in device-seconds."""
+        """Return the job's attained service up to ``now_s``: devices times time, in device-seconds."""
         if self.running and now_s > self.since_s:
             return self.service_s + (now_s - self.since_s) * len(self.placement)
         return self.service_s
 
     def progress_at(self, now_s: float) -> float:
-        """Return the work that it has done up to ``now_s``, in seconds of a dedicated run."""
+        """Return the work that the job has done up to ``now_s``, in seconds of a dedicated run."""
         if self.running and now_s > self.since_s:
             return self.progress_s + (now_s - self.since_s) * self.rate
         return self.progress_s
 
     def waited_at(self, now_s: float) -> float:
-        """Return the seconds that it has waited since it last ran or arrived. Return 0 while it runs."""
+        """Return for how many seconds the job has waited since it last ran or arrived; 0 while it runs."""
         return 0.0 if self.running else now_s - self.since_s
 
     def settle(self, now_s: float) -> None:
-        """Add the present run up to ``now_s`` to the sums. The run goes on. Called only by the shells."""
+        """Add the present run, up to ``now_s``, to the job's sums. The run goes on. For shells only."""
         if self.running and now_s > self.since_s:
             elapsed_s = now_s - self.since_s
             self.executed_s += elapsed_s

@@ -110,7 +110,7 @@ class Changes:
         return fresh
 
     def withdrawn(self, job: Job) -> None:
-        """Note that ``job`` has finished. If it has only just arrived, forget it instead."""
+        """Note that ``job`` is gone. If the policy has not heard of it yet, forget its arrival instead."""
         if job in self.arrived:
             self.arrived.remove(job)
         else:
@@ -320,7 +320,7 @@ class Shares(Protocol):
 
 
 class PackVerdict(msgspec.Struct, frozen=True):
-    """The finding on two jobs that shared a device.
+    """What was found of two jobs that shared a device.
 
     Attributes
     ----------

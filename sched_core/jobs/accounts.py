@@ -37,7 +37,7 @@ _ON_DEVICES = frozenset({Activity.SWITCHES, Activity.SETS_UP, Activity.TRAINS})
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """A job's present activity: since when, on how many devices, and the progress per second there."""
+    """A job's present activity: since when, on how many devices, and how fast the job makes progress."""
 
     activity: Activity
     since_s: float
@@ -122,7 +122,7 @@ class AccountedJob(Job):
         return inf
 
     def counts_from(self, now: float) -> float:
-        """Return when time on its devices counts, ``now`` or later; infinite while it is not on them."""
+        """Return from when time on the devices counts as training; infinite while the job is not on them."""
         return max(now, self._counts_since_s)
 
     def counts(self, now: float) -> bool:
@@ -131,7 +131,7 @@ class AccountedJob(Job):
 
     @property
     def setup_since_s(self) -> float | None:
-        """When its set-up would have begun, had it had no break. None while the job does not set up."""
+        """When the set-up began, less its breaks; None while the job does not set up."""
         if self.stretch.activity is not Activity.SETS_UP:
             return None
         return self.stretch.since_s - self._training_setup_s
@@ -166,7 +166,7 @@ class AccountedJob(Job):
         return self.setup_s + self._spent_s(Activity.SETS_UP, now_s)
 
     def _spent_s(self, activity: Activity, now_s: float) -> float:
-        """Return the seconds, without training, that the present stretch adds to ``activity``."""
+        """Return the seconds that the present stretch adds to ``activity``, time of training excluded."""
         if self.stretch.activity is not activity:
             return 0.0
         return max(0.0, now_s - self.stretch.since_s) - self._trained_s(now_s)

@@ -101,7 +101,7 @@ class Processes(msgspec.Struct):
 
 
 class Asked(msgspec.Struct):
-    """The stop that the job was told to make last.
+    """The last order to stop that the job was given.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class Asked(msgspec.Struct):
     overshoots: int = 0
 
     def begin(self) -> None:
-        """Note that the job is told to stop. The boundary follows with ``aim``."""
+        """Note that the job is told to stop. `aim` sets the boundary later."""
         self.overshoots = 0
 
     def aim(self, stop_at: int) -> None:
@@ -166,7 +166,7 @@ class Lateness(msgspec.Struct):
 
 
 class Relocation(msgspec.Struct):
-    """The move of a job to other processes: on another node, or in another number.
+    """A move of a job to new processes: on another node, or in another number.
 
     Attributes
     ----------
@@ -211,7 +211,7 @@ class Relocation(msgspec.Struct):
 
 
 class Verdict(msgspec.Struct):
-    """The end of a job, or of its last attempt: when and why.
+    """When and why a job, or its last attempt, ended.
 
     Attributes
     ----------
@@ -242,7 +242,7 @@ class Verdict(msgspec.Struct):
 
 
 class Switch(msgspec.Struct):
-    """The cost of a job's last switch: predicted, the error of that, and measured. None: not known."""
+    """The cost of a job's last switch: predicted, its error, and measured. None: not known."""
 
     predicted_s: float | None = None
     error_s: float | None = None

@@ -90,7 +90,7 @@ _COMMAND_CODES = {126: "its command cannot be executed", 127: "its command does 
 
 
 def telling(text: str) -> str:
-    """Return the lines of ``text``, the end of a job's stderr, that say why the job ended; at most a few."""
+    """Return the lines of ``text``, the end of a job's stderr, that say why the job ended."""
     lines = _without_ended_by_launcher(text.rsplit(ATTEMPT_MARK, 1)[-1])
     kept = [line.strip()[:_LINE_CHARACTERS] for line in lines if _tells(line)]
     return "\n".join(kept[-_KEPT_LINES:])
@@ -133,7 +133,7 @@ def classify(code: int, words: str) -> Failure:
 
 
 def verdict(words: str) -> Failure | None:
-    """Return why a command failed, judged by ``words`` alone. Return None if they do not say."""
+    """Return why a command failed, judged by its last ``words`` alone; None if they do not tell."""
     return _weightiest(_verdicts(words))
 
 
@@ -147,7 +147,7 @@ def _weightiest(
 
 
 def _explained(line: str) -> str:
-    """Return the reason that ``line`` gives, with a remedy if a port was in use."""
+    """Return ``line`` as the reason of a failure, with a remedy if a port was in use."""
     if not _PORT_IN_USE.search(line):
         return line
     found = _PORT.search(line)
@@ -156,7 +156,7 @@ def _explained(line: str) -> str:
 
 
 def _verdicts(words: str) -> dict[Kind, str]:
-    """Return, for each kind of failure, the last line of ``words`` that speaks for it."""
+    """Return, for each kind of failure, the last line of ``words`` that is a sign of it."""
     found: list[tuple[Kind | None, str]] = []
     for line in words.splitlines():
         if WITHOUT_STATE in line:  # whatever the script has said before, it is not why the process ended

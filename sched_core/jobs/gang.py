@@ -111,14 +111,14 @@ class Gang(AccountedJob):
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """The devices it is to be on now: the policy's, unless there is a trial, its own or another job's."""
+        """The devices that the job should be on now: by the policy's plan, or by a trial."""
         if self.borrowed:
             return self.borrowed
         return self.placement if self.running and not self.lent else ()
 
     @property
     def placed(self) -> bool:
-        """True if it is to have devices, by the policy's plan or for its trial."""
+        """True if the job should have devices, by the policy's plan or for its trial."""
         return self.running or bool(self.borrowed)
 
     @property
@@ -128,48 +128,48 @@ class Gang(AccountedJob):
 
     @property
     def processes_gone(self) -> bool:
-        """True if it has no process left that can touch a device."""
+        """True if the job has no process left that can touch a device."""
         return not self.command.launched or (self.command.exit_code is not None and not self.there())
 
     @property
     def may_restart(self) -> bool:
-        """True if it failed and another attempt is allowed."""
+        """True if the job failed and another attempt is allowed."""
         failed = self.state is JobState.FAILED and self.tried
         return failed and not self.given_up and (self.failures < self.spec.max_restarts or self.may_grow)
 
     @property
     def failures(self) -> int:
-        """The number of times it was started again after a failure."""
+        """The number of times that the job was started again after a failure."""
         return self.attempt - self.relaunches
 
     @property
     def needs_relaunch(self) -> bool:
-        """True if it is wanted on another number of devices than its command was started for."""
+        """True if the job should have another number of devices than its command was started for."""
         return self.spec.relaunch and bool(self.wanted) and len(self.wanted) != len(self.ranks)
 
     @property
     def keepers(self) -> int:
-        """The number of ranks, from the first on, that keep all of its state: 1 if its ranks come and go."""
+        """The number of ranks, from rank 0 on, whose snapshots hold all state: 1 if ranks come and go."""
         return 1 if self.spec.joined else len(self.ranks)
 
     @property
     def portable(self) -> bool:
-        """True if other processes can go on from its snapshots, now that it is parked."""
+        """True if other processes can continue from the parked job's snapshots."""
         return all(rank.portable for rank in self.members[: self.keepers])
 
     @property
     def portable_later(self) -> bool:
-        """True if other processes can go on from its snapshots, now or once it has trained on."""
+        """True if other processes can continue from the job's snapshots, now or after more training."""
         return all(rank.portable or rank.portable_later for rank in self.members[: self.keepers])
 
     @property
     def may_grow(self) -> bool:
-        """True if its memory limit may become larger."""
+        """True if the job's memory limit may be raised."""
         return self.spec.device_memory_bytes < self.spec.most_device_memory_bytes
 
     @property
     def reached_max_steps(self) -> bool:
-        """True if it has made all the steps that its owner wants."""
+        """True if the job has made all the steps that its owner wants."""
         most = self.spec.max_steps
         return bool(most) and self.steps >= most
 
@@ -187,11 +187,11 @@ class Gang(AccountedJob):
         self.running, self.since_s = False, now
 
     def progress_from(self, when_s: float) -> None:
-        """Set the moment since when policies see it make progress, or wait. Infinite: it does neither yet."""
+        """Set the time from which policies see the job make progress, or wait. Infinite: neither yet."""
         self.since_s = when_s
 
     def occupy(self, devices: tuple[int, ...]) -> None:
-        """Give the job a lease on ``devices``. Another number of them makes another world of ranks."""
+        """Give the job a lease on ``devices``. Another number of devices begins another world of ranks."""
         if self.width != len(devices):
             self.width, self.world = len(devices), self.epoch
         self.lease = devices
@@ -221,7 +221,7 @@ class Gang(AccountedJob):
         self.spec = msgspec.structs.replace(self.spec, weight=weight)
 
     def grow(self) -> None:
-        """Double the job's memory limit, up to its most, and allow it one more restart for that."""
+        """Double the job's memory limit, up to its largest, and allow the job one more restart for that."""
         limit_bytes = min(2 * self.spec.device_memory_bytes, self.spec.most_device_memory_bytes)
         more = self.spec.max_restarts + 1
         self.spec = msgspec.structs.replace(self.spec, device_memory_bytes=limit_bytes, max_restarts=more)
@@ -245,20 +245,20 @@ class Gang(AccountedJob):
         self.preemptions += not moves
 
     def take_back(self, now: float) -> None:
-        """Note that no trial borrows the job's devices any more: it is to be where the policy wants it."""
+        """Note that no trial borrows the job's devices any more: the policy's plan holds again."""
         self.lent = False
         if self.running:
             stays = self.state is JobState.RUNNING and self.lease == self.placement
             self.since_s = self.counts_from(now) if stays else inf
 
     def stand_still(self) -> None:
-        """Show policies no progress until the job is back on the devices that their plan gives it, if any."""
+        """Show policies no progress until the job is back on the devices that the plan gives it, if any."""
         if self.running and not self.borrowed:
             self.since_s = inf
 
     @property
     def activity(self) -> Activity:
-        """The activity that its time counts for now."""
+        """The activity to which the job's time counts now."""
         if self.state.ended:
             return Activity.ENDED
         if not self.lease or self.state in (JobState.QUEUED, JobState.SUSPENDED):
@@ -299,7 +299,7 @@ class Gang(AccountedJob):
         self.step_time = StepTime()
 
     def begin_elsewhere(self, now: float, ranks: int = 0) -> None:
-        """Prepare the job to start in other processes. It stands still since it left, unless it is held."""
+        """Prepare the job to start in new processes. It stands still until then, unless it is held."""
         left_s = None if self.held else self.relocation.left_s
         self.begin_again(now, ranks)
         self.relocation.go_on(left_s, now)
@@ -307,7 +307,7 @@ class Gang(AccountedJob):
 
     @property
     def members(self) -> tuple[Rank, ...]:
-        """The ranks that its lease, or the last one, is for. Before the first lease: all ranks."""
+        """The ranks that take part in the present or the last lease; all ranks before the first lease."""
         return self.ranks[: self.width] if self.width else self.ranks
 
     def waiting_ranks(self) -> list[Rank]:
@@ -320,27 +320,27 @@ class Gang(AccountedJob):
 
     @property
     def bound(self) -> bool:
-        """True if it can resume only where it was suspended."""
+        """True if the job can resume only where it was suspended."""
         return any(rank.bound for rank in self.ranks)
 
     @property
     def away_from_home(self) -> bool:
-        """True if it is to run on devices on which it cannot resume."""
+        """True if the job should run on devices on which it cannot resume."""
         return self.running and self.placement != self.home_placement and self.bound
 
     @property
     def home_placement(self) -> tuple[int, ...]:
-        """As many devices as ``placement`` has, beginning with those that its ranks left last."""
+        """As many devices as ``placement`` has, those that the job's ranks left last first."""
         home = self.home[: len(self.placement)]
         others = [device for device in self.placement if device not in home]
         return (*home, *others[: len(self.placement) - len(home)])
 
     def there(self) -> list[Rank]:
-        """Return the ranks whose process exists, as far as is known."""
+        """Return the ranks that have a process, as far as is known."""
         return [rank for rank in self.ranks if rank.phase in _THERE]
 
     def training(self) -> list[Rank]:
-        """Return the ``members`` that have a training loop to go on with."""
+        """Return the ``members`` whose script has a training loop to continue."""
         return self.present(*_TRAINING)
 
     def all_on(self) -> bool:
@@ -349,7 +349,7 @@ class Gang(AccountedJob):
         return phases == {RankPhase.ON}
 
     def all_parked(self) -> bool:
-        """Return True if every training rank, and at least one, is parked where it is to stop, or later.
+        """Return True if every training rank, and at least one, is parked at its stop or later.
 
         Return False while a rank that has said Bye, and may still be on its device, exists.
         """

@@ -19,13 +19,13 @@ def processes_of(job: Gang, number: int) -> list[int]:
 
 
 def idles(job: Gang) -> bool:
-    """Return True if ``job`` has one rank, whose process has come and has not begun to train."""
+    """Return True if ``job`` has one rank, whose process has connected and has not begun to train."""
     (first, *others) = job.ranks
     return not others and first.phase in _COME and not (first.boundary or first.step)
 
 
 def free(job: Gang, now: float) -> None:
-    """Take all processes from the places of ``job``, until others come. What the job has done is kept."""
+    """Note that no process has a place of ``job`` until new ones come. The job's progress is kept."""
     job.processes.free(now, job.steps)
     if job.running and now < job.since_s < inf:
         job.progress_from(now)  # the device is its own without a process, too

@@ -19,7 +19,7 @@ class RankPhase(Enum):
 
 
 class Rank:
-    """One process of a gang.
+    """One rank of a gang: its process and what the process has reported.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Rank:
         self.phase = RankPhase.COMING
 
     def stay(self) -> None:
-        """Note that the rank could not come to its device, and is parked as before."""
+        """Note that the rank could not come to its device: it is parked as before."""
         self.phase = RankPhase.PARKED
 
     def arrive(self) -> None:

@@ -27,7 +27,7 @@ class Delays:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """The start of a job's wait: the moment, what its stopwatches showed, and True if it waits for a quota.
+    """The beginning of a job's wait: when, what its stopwatches showed, and if a quota caused it.
 
     ``fragmentation_s`` is None for a job that is not started yet: it could not use what is free.
     """
@@ -143,7 +143,7 @@ class Waits:
         return job.waits_since is not None and not job.waits_since.quota and self._of(job)[0].runs
 
     def _of(self, job: Waiter) -> tuple[Stopwatch, Stopwatch]:
-        """Return the two stopwatches of ``job``. New ones stand still at 0 until the next ``update``."""
+        """Return the two stopwatches of ``job``. New ones stay at 0 until the next `update`."""
         key = ("" if self._over_share is None else job.spec.tenant, job.demand)
         if key not in self._stopwatches:
             self._stopwatches[key] = (Stopwatch(), Stopwatch())

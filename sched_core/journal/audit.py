@@ -101,7 +101,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _noted(path: Path) -> tuple[Head | None, str]:
-    """Return the head at ``path``, None if there is none, and what is wrong with it.
+    """Return the content of the head file at ``path`` (None without one), and what is wrong with it.
 
     A process that was killed while creating the file leaves it empty.
     """
@@ -149,7 +149,7 @@ def _events(database: sqlite3.Connection, found: Audit) -> Iterator[tuple[int, o
 
 
 def _setup(database: sqlite3.Connection, *, checked: bool) -> tuple[bytes | None, str]:
-    """Return the description of the journal's core, and what is wrong with it."""
+    """Return the journal's description of its core, and what is wrong with it."""
     about = dict(database.execute("SELECT name, value FROM about").fetchall())
     setup = about.get("setup")
     if setup is None and "setup_sum" not in about:

@@ -215,7 +215,7 @@ class Journal:
             number = page[-1][0]
 
     def notes(self, what: str) -> list[Noted]:
-        """Return all ``Noted`` of ``what``."""
+        """Return all ``Noted`` entries whose ``what`` is this one."""
         query = "SELECT number, event FROM events WHERE instr(event, ?) ORDER BY number"
         with self._told():
             found = [self._event(*row) for row in self._database.execute(query, (what.encode(),))]
@@ -291,7 +291,7 @@ class Journal:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Turn errors about the file inside the block into ``JournalError``."""
+        """Turn file errors inside the block into ``JournalError``."""
         try:
             yield
         except (sqlite3.Error, OSError, ValueError, OverflowError, *NOT_A_VALUE) as error:

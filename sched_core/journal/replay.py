@@ -33,13 +33,13 @@ class SetAside(NamedTuple):
     reason: str
 
     def noted(self) -> Noted:
-        """Return the entry that records this in the journal."""
+        """Return the journal entry that records that this event was set aside."""
         details: dict[str, Plain] = {"number": self.number, "event": self.event, "reason": self.reason}
         return Noted(SET_ASIDE, self.job, details)
 
 
 class Replay:
-    """Gives the events of ``journal`` to ``core``.
+    """A replay of ``journal`` into ``core``.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ _DRIFT_S = 0.1
 
 
 class WallClock:
-    """Converts times of the scheduler's clock.
+    """A converter from the scheduler's clock to Unix time.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ class Step(Enum):
 
 
 class For(Enum):
-    """What a job can wait for."""
+    """The things that a job can wait for."""
 
     NOTHING = "nothing"  # the job is where it is to be, or has ended
     MOMENT = "a moment"
@@ -80,7 +80,7 @@ class World(Protocol):
         ...
 
     def misplaced(self, job: Gang) -> bool:
-        """Return True if ``job`` is to have devices of nodes where it has no processes."""
+        """Return True if ``job`` should have devices on nodes where it has no processes."""
         ...
 
     def can_leave(self, job: Gang) -> bool:

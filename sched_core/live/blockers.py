@@ -47,7 +47,7 @@ class Blockers:
         return explain(self.facts(job))
 
     def facts(self, job: Gang) -> Facts:
-        """Return what is known of ``job`` that can keep it from training."""
+        """Return the facts about ``job`` that can keep it from training."""
         facts = self._of_processes(job) | self._of_devices(job)
         if not job.lease and not job.state.ended:
             facts |= self._of_waiting(job)

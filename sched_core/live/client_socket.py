@@ -132,7 +132,7 @@ class ClientSocket:
         return bool(self._awaiting_shutdown) and all(_over(job) for job in self._scheduler.core.jobs.values())
 
     def notify(self) -> None:
-        """Answer the clients whose waiting is over."""
+        """Answer the clients whose requests to wait are fulfilled."""
         for name in list(self._awaiting_end):
             job = self._scheduler.core.jobs[name]
             if _over(job):
@@ -221,7 +221,7 @@ class ClientSocket:
                 return None
 
     def _wait(self, requester: _Requester, asked_s: dict[_Requester, float]) -> None:
-        """Note that ``requester`` waits, and forget clients that have gone without a word."""
+        """Add ``requester`` to the clients that wait, and drop clients that have gone."""
         now_s = self._scheduler.now()
         asked_s.pop(requester, None)
         asked_s[requester] = now_s

@@ -19,13 +19,13 @@ _NICENESS = 10
 
 
 class Computing:
-    """The processes that compute for a policy, as a rule one or none."""
+    """The processes that compute answers for a policy (``View.compute``); usually at most one."""
 
     def __init__(self) -> None:
         self._processes: dict[int, tuple[Compute, subprocess.Popen[bytes], int]] = {}
 
     def begin(self, command: Compute) -> int:
-        """Start to compute. Return the descriptor that can be read when the answer is there.
+        """Start a computation. Return a descriptor that is readable when the answer is there.
 
         Raises
         ------
@@ -53,7 +53,7 @@ class Computing:
         return descriptor
 
     def reap(self, descriptors: set[int]) -> list[Computed]:
-        """Return the answers of those of ``descriptors`` that are ours, and close these."""
+        """Return the answers of the finished computations among ``descriptors``, and close these."""
         return [self._answer(descriptor) for descriptor in descriptors & self._processes.keys()]
 
     def _answer(self, descriptor: int) -> Computed:

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Peer(NamedTuple):
-    """A process that is a rank of a job, or was, or waits to be."""
+    """A process that is, was or waits to be a rank of a job."""
 
     job: str
     rank: int
@@ -65,7 +65,7 @@ class RankSessions:
         self._peers = {found: peer for found, peer in self._peers.items() if found.node != node}
 
     def tell(self, command: Tell) -> None:
-        """Send an order to its rank, if that has greeted us."""
+        """Send an order to its rank, if the rank has said Hello."""
         pid = command.pid or self._holder(command.job, command.rank)
         connection = self._routes.get(_Peer(command.job, command.rank, pid))
         if connection is not None:  # else it has not greeted us yet, and hears of it then

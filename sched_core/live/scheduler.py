@@ -230,7 +230,7 @@ class Scheduler:
         self._handle(request)
 
     def take_over(self, past: Iterable[PastEvent], note: Observer = _ignore) -> None:
-        """Go on as the scheduler that lived through ``past``, as the core has. Look for the jobs' processes.
+        """Continue as the scheduler whose events are ``past``. Look for the jobs' processes.
 
         ``note`` is called with each event of the past.
 
@@ -248,7 +248,7 @@ class Scheduler:
             self._perform(left)
 
     def set_aside(self, noted: Iterable[Noted]) -> None:
-        """Write down which past events were left out, so that they stay left out."""
+        """Record which past events were left out, so that every later replay leaves them out, too."""
         for note in noted:
             self._occur(note)
 
@@ -287,7 +287,7 @@ class Scheduler:
             self.housekeeping.run_if_due(now, quiet=not ready)
 
     def _pause_ms(self, ends_s: float | None) -> int | None:
-        """Return how long nothing needs to be done unless something happens. None: for ever."""
+        """Return for how long the scheduler may sleep if nothing happens, in ms; None for ever."""
         now = self._clock.now()
         lost_s = None if self._remote is None else self._remote.next_deadline_s
         moments = (ends_s, self._wake_s, self.local.next_deadline_s, lost_s)
@@ -324,7 +324,7 @@ class Scheduler:
                 self._occur(found)
 
     def _processes_of(self, job: str, rank: int) -> list[int]:
-        """Return the process that is a rank of ``job`` now, if there is one, and those that wait to be."""
+        """Return the processes of ``job`` that are its rank or wait to be."""
         found = self.core.jobs.get(job)
         return [] if found is None else processes_of(found, rank)
 

@@ -182,7 +182,7 @@ def _processes(job: Gang) -> str | None:
 
 
 def _trial(job: Gang) -> str | None:
-    """Return how the trial of a job stands. Return None if it was to have none."""
+    """Return the state of a job's trial, such as ``running``; None if the job has no trial."""
     if not job.spec.trial_batches:
         return None
     if job.tried or job.state is JobState.SUCCEEDED:
@@ -200,7 +200,7 @@ def _steps_per_s(job: Gang, steps: int, executed_s: float) -> float | None:
 
 
 def _eta_s(job: Gang, steps: int, now_s: float) -> float | None:
-    """Return in how many seconds a job has made its steps, if it goes on as since its first slice."""
+    """Return in how many seconds a job will have made all its steps, at its pace since its first slice."""
     if job.state.ended or not job.spec.steps or not steps or job.first_start_s is None:
         return None
     steps_per_s = steps / max(now_s - job.first_start_s, 1e-9)

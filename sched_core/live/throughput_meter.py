@@ -46,7 +46,7 @@ class _Mark(NamedTuple):
 
 
 class ThroughputMeter:
-    """The meter that makes ``Measured`` of the reports of rank 0 of each job of which they are wanted."""
+    """Makes ``Measured`` events from the progress that rank 0 of each measured job reports."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -87,7 +87,7 @@ class ThroughputMeter:
         return None if mark is None or not goes_on else self._measured(job, mark, here)
 
     def _warms_up(self, job: Gang, step: int) -> bool:
-        """Return True if the steps of ``job`` are not yet like those that follow."""
+        """Return True if the present steps of ``job`` are not typical yet."""
         if not job.spec.elastic:
             return step < _WARM_UP_STEPS
         epoch, first = self._begun.get(job.id, (-1, 0))
@@ -98,7 +98,7 @@ class ThroughputMeter:
     def _mark(
         self, job: Gang, before: _Mark | None, message: Progress | Suspended, now: float, beside: str = ""
     ) -> _Mark:
-        """Return how far ``job`` is now. ``before`` is the mark before in the same company, if any."""
+        """Return the mark for the progress of ``job`` now. ``before`` is its mark in the same company."""
         samples = message.samples if isinstance(message, Progress) else 0
         since_s = now if before is None else before.since_s
         return _Mark(
@@ -120,7 +120,7 @@ class ThroughputMeter:
         return Measured(job.id, mark.beside, here.step - mark.step, seconds, busy, mark.devices, samples)
 
     def _beside(self, job: Gang) -> str | None:
-        """Return the other jobs on the devices of ``job``. Return None if one is just coming or going."""
+        """Return the other jobs on the devices of ``job``; None while one of them comes or goes."""
         others = {name: other for device in job.lease for name, other in self._core.occupants[device].items()}
         others.pop(job.id, None)
         there = (job, *others.values())

@@ -49,7 +49,7 @@ class Refusal(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """A device that the job is to have, the job that is still on it, and why that job is."""
+    """A device that the job should have, the job that is still on it, and why it is."""
 
     device: str
     job: str
@@ -66,7 +66,7 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of a job and its surroundings that can keep it from training.
+    """The facts about a job and its surroundings that can keep it from training.
 
     Attributes
     ----------

@@ -19,7 +19,7 @@ _EVERY_S, _AT_ONCE = 10.0, 100
 
 
 class _Wait(NamedTuple):
-    """The case of ``why`` that keeps a job from training, since when, and the cases that were reported."""
+    """What keeps one job from training: the case of `why`, since when, and the cases already reported."""
 
     case: str
     since_s: float
@@ -27,7 +27,7 @@ class _Wait(NamedTuple):
 
 
 class WaitNotes:
-    """The notes on jobs that do not train, which are looked at from time to time.
+    """The notes on jobs that have not trained for long, made at regular looks.
 
     Parameters
     ----------

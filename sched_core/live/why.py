@@ -89,7 +89,7 @@ def _quota(facts: Facts) -> str | None:
 
 
 def _not_started(facts: Facts) -> str | None:
-    """Return why a job is not started: others are, for the free devices. None if that is not the case."""
+    """Return why a job's processes are not started while devices are free; None if that is not the case."""
     if facts.launched or len(facts.free) < facts.demand:
         return None
     if facts.started_before:
@@ -265,7 +265,7 @@ def _taken(facts: Facts) -> str | None:
 
 
 def _not_chosen(facts: Facts) -> str | None:
-    """Return what the policy does about a job for which there is room: only the policy knows why it waits."""
+    """Return a sentence on a job for which there is room: only the policy knows why it waits."""
     if facts.computes:
         return f"policy {facts.policy} computes its plan"
     said = f"policy {facts.policy} has not chosen it yet; {listed(facts.free)} {_is(len(facts.free))} free"

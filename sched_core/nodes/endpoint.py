@@ -206,7 +206,7 @@ def receive(socket: zmq.Socket[bytes]) -> tuple[bytes, list[zmq.Frame]] | None:
 
 
 def _give_back() -> None:
-    """Make the C library release free memory, which it may keep for ever after a message of many frames."""
+    """Make the C library return free memory to the system, which it would keep after a long message."""
     with suppress(AttributeError):  # there are C libraries without it
         ctypes.CDLL(None).malloc_trim(0)
 

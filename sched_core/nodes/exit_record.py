@@ -73,7 +73,7 @@ def settled(path: Path, patience_s: float) -> Record | None:
 
 
 def wait_a_moment() -> None:
-    """Wait before a record is read again."""
+    """Sleep for a moment before a record is read again."""
     threading.Event().wait(_LOOK_AGAIN_S)
 
 
@@ -92,6 +92,6 @@ def _lockable(descriptor: int) -> bool:
 
 
 def _number(line: bytes) -> int | None:
-    """Return the number in ``line``; None if no supervisor of ours would have written the line."""
+    """Return the number in ``line``; None if the line is not one that a supervisor writes."""
     found = re.fullmatch(rb"\s*(-?[0-9]{1,10})\s*", line)
     return int(found[1]) if found else None

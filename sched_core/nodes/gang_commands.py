@@ -12,7 +12,7 @@ _STANDALONE = ("torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 class GangEnds:
-    """Records which commands of which job have ended."""
+    """The commands of jobs on several nodes, and which of them have ended."""
 
     def __init__(self) -> None:
         self._ends: dict[str, dict[str, Exited | None]] = {}

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Lease:
-    """The time until which jobs may run here. It is kept in a file, and outlives the agent.
+    """The time until which jobs may run on this node. A file keeps it, so it outlives the agent.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Lease:
         return number
 
     def renew(self, number: int, lost_after_s: float) -> None:
-        """Extend the lease: the scheduler has received that beat, and waits ``lost_after_s`` after it."""
+        """Extend the lease: the scheduler has answered that beat, and waits ``lost_after_s`` after it."""
         sent_s = self._sent_s.get(number)
         if sent_s is None:
             return  # of an earlier agent

@@ -103,7 +103,7 @@ class LocalNode:
         self._watched.register(descriptor, select.EPOLLIN)
 
     def find_port(self, job: str, attempt: int) -> None:
-        """Report the port of this machine at which the ranks of that attempt meet."""
+        """Report a port of this machine at which the ranks of that attempt can meet."""
         port = self._ports.find(job, self.processes.log(f"{job}~{attempt}", "port"))
         self._reports.port_found(job, attempt, port)
 
@@ -147,7 +147,7 @@ class LocalNode:
         self.ranks.send(identity, frame)
 
     def end(self, job: str, *, grace_s: float) -> None:
-        """End every process of ``job``, after so long to end by itself. With 0 it is not asked."""
+        """End every process of ``job`` after a grace; with a grace of 0 at once, without asking."""
         if grace_s:
             self.processes.end(job, self._clock.now(), grace_s=grace_s)
         else:
@@ -178,7 +178,7 @@ class LocalNode:
 
     @property
     def pause_ms(self) -> int | None:
-        """How soon ``attend`` must be called, because last messages are awaited; None if none are."""
+        """How long to wait, in ms, before ``attend`` is called for last messages; None if none are due."""
         return PAUSE_MS if self._ends else None
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class LocalNode:
 
 
 def _reason(error: OSError | ValueError, directory: str) -> str:
-    """Return why a command could not be started. Of the two paths that may be wrong, name the right one."""
+    """Return why a command could not be started, naming the path that is wrong: program or directory."""
     if isinstance(error, OSError) and error.filename == directory:
         return f"its working directory {directory} cannot be entered: {error.strerror}"
     return str(error)

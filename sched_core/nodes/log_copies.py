@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class LogCopies:
-    """The copies at the scheduler's end.
+    """The scheduler's copies of what jobs print on other nodes.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class LogCopies:
         return out, err
 
     def store(self, node: str, printed: Printed) -> int:
-        """Append what ``node`` has sent, unless it is here already. Return how much of that file is here.
+        """Append output that ``node`` has sent, if it is new. Return how much of that file is here.
 
         Output that cannot be written, because the disk is full for instance, is left out, and our log says
         so.
@@ -80,7 +80,7 @@ class _Tail:
 
 
 class LogTails:
-    """The agent's end: sends new output, one part of each file at a time.
+    """The agent's side of log copies: sends new output, one part of each file at a time.
 
     Parameters
     ----------

@@ -173,7 +173,7 @@ class NodeAgent:
         return True
 
     def _follow(self) -> None:
-        """Handle the begin or end of the connection."""
+        """Note that the connection to the scheduler has begun or ended."""
         while not self._left and self._monitor.poll(0):
             self._receive()  # the last words of the connection that may have ended
             event = recv_monitor_message(self._monitor)["event"]
@@ -255,7 +255,7 @@ class _Session:
         return _LOOK_MS if pause_ms is None else pause_ms
 
     def attend(self) -> None:
-        """Handle all that has become possible."""
+        """Handle what is ready: messages, ended processes, timers."""
         self.node.ranks.receive()
         self.node.reap()
         self.node.attend()

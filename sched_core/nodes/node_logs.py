@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def identity(logs: Path) -> str:
-    """Return the text by which agents know a scheduler's ``logs``, which belong to one journal."""
+    """Return a text that identifies a scheduler's ``logs`` to agents. It changes with the journal."""
     if not (known := _read(logs)):
         known = secrets.token_hex(8)
         replace_file(logs / _FILE, known.encode())
@@ -26,7 +26,7 @@ def identity(logs: Path) -> str:
 
 
 def keep_only(directory: Path, known: str) -> None:
-    """Make the logs in an agent's ``directory`` those of the scheduler with the identity ``known``.
+    """Set an agent's logs aside unless they belong to the scheduler with the identity ``known``.
 
     Other logs are moved to ``past-N``, and processes that their jobs still have are killed.
     """

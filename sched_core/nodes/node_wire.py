@@ -80,7 +80,7 @@ class ToRank(NodeMessage, tag="to_rank", frozen=True):
 
 
 class End(NodeMessage, tag="end", frozen=True):
-    """Order: end every process of a job, after so long to end by itself; with 0 it is not asked."""
+    """Order: end every process of a job after a grace; with a grace of 0 at once, without asking."""
 
     job: JobName
     grace_s: Seconds
@@ -135,7 +135,7 @@ class Ended(NodeMessage, tag="ended", frozen=True):
 
 
 class Missing(NodeMessage, tag="missing", frozen=True):
-    """Report: the command of a job that was searched was never started."""
+    """Report: the job that was looked for was never started here."""
 
     job: JobName
 

@@ -60,7 +60,7 @@ def uninterrupted() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """A job's supervisor; ``child`` if this process started it and so has to wait for it."""
+    """A job's supervisor process. ``child`` is set if this process started it and must wait for it."""
 
     job: str
     attempt: int
@@ -195,7 +195,7 @@ class Processes:
             return None
 
     def watch_rank(self, job: str, rank: int, pid: int) -> int | None:
-        """Watch a process that is a rank, or waits to be; ``None`` if it is being watched.
+        """Watch a process that is or may become a rank. Return None if it is watched already.
 
         Raises
         ------
@@ -213,7 +213,7 @@ class Processes:
         return self._logs / f"{job}.{stream}"
 
     def logged(self, job: str) -> bool:
-        """Return True if there are logs of a job of that name, known or not."""
+        """Return True if a job of that name has left logs here."""
         return any(self.log(job, stream).exists() for stream in ("out", "err", "exit"))
 
     def _record(self, job: str, attempt: int) -> Path:
@@ -225,7 +225,7 @@ class Processes:
         return Exited(job, code, self._said(job) if code else "")
 
     def _said(self, job: str) -> str:
-        """Return the last words of ``job`` on stderr that tell why it failed."""
+        """Return the lines at the end of the job's stderr that tell why it failed."""
         try:
             with self.log(job, "err").open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -234,7 +234,7 @@ class Processes:
             return ""
 
     def reap(self, descriptors: set[int]) -> Iterator[tuple[int, RankGone | Exited]]:
-        """Return the events behind descriptors that became readable: ranks first, then commands."""
+        """Return the events of ended processes, whose descriptors are readable: ranks, then commands."""
         for descriptor in descriptors & self._ranks.keys():
             job, rank, pid = self._ranks.pop(descriptor)
             os.close(descriptor)
@@ -312,7 +312,7 @@ class Processes:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When ``enforce`` must be called; None for never."""
+        """The time at which ``enforce`` must be called; None for never."""
         return min(self._deadlines_s.values(), default=None)
 
     @property
@@ -327,7 +327,7 @@ class Processes:
         return commands | {rank.job for rank in self._ranks.values()}
 
     def _ask(self, job: str) -> bool:
-        """Ask the command of ``job`` to end; without a command, its ranks. Return True if any was there."""
+        """Send SIGTERM to the command of ``job`` or, if it has ended, to the ranks. Return True if any was."""
         commands = [descriptor for descriptor, command in self._commands.items() if command.job == job]
         if not commands:
             return self._signal(job, signal.SIGTERM)

@@ -27,14 +27,14 @@ _log = logging.getLogger(__name__)
 
 
 class _End(NamedTuple):
-    """Our end of a connection, and the process at the other end."""
+    """The process at the other end of a connection, and the connection's descriptor here."""
 
     descriptor: int
     pid: int
 
 
 class RankSocket:
-    """The near end of the connections of all ranks of this machine.
+    """The socket to which the ranks of this machine connect.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class RankSocket:
         return (job, rank, pid) in self._ranks
 
     def connected(self, job: str, rank: int, pid: int) -> bool:
-        """Return True if something that a rank, process ``pid``, said may still be on its way to `receive`.
+        """Return True if a message of process ``pid`` of a rank may still be on its way to `receive`.
 
         When the process is gone, libzmq reads what it left in the connection, hands it over, and only then
         closes our end. A forked child of the rank may hold the connection for longer.
@@ -73,7 +73,7 @@ class RankSocket:
         self._ranks.pop((job, rank, pid), None)
 
     def receive(self) -> bool:
-        """Handle waiting messages, but not so many that timers and processes would have to wait.
+        """Handle waiting messages, a limited number at a time, so that timers and processes need not wait.
 
         Returns
         -------
@@ -129,7 +129,7 @@ def _sender(frames: list[zmq.Frame]) -> int:
 
 
 def _process_at(descriptor: int) -> int | None:
-    """Return the process that connected to our end of a local connection; None if that is closed."""
+    """Return the process at the other end of a local connection; None if the connection is closed."""
     try:
         end = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM, fileno=descriptor)
     except OSError:

@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteNode:
-    """A node with an agent. Orders without a connected agent are lost, and made up for when it joins.
+    """A node with an agent. Orders sent while no agent is connected are lost, and repeated when it joins.
 
     Attributes
     ----------
@@ -171,7 +171,7 @@ class RemoteNodes:
         }
 
     def expect_all(self) -> None:
-        """Count each node's silence from now on: before, no scheduler listened."""
+        """Count each node's silence from now on: no scheduler listened before."""
         for node in self.nodes.values():
             node.heard_s = self._clock.now()
 
@@ -181,7 +181,7 @@ class RemoteNodes:
         return frozenset(node.name for node in self._lost)
 
     def copied(self, job: str, node: str) -> tuple[int, int]:
-        """Return what ``LogCopies.copied`` returns."""
+        """Return how much of a job's output was copied from a node (``LogCopies.copied``)."""
         return self._logs.copied(job, node)
 
     def receive(self) -> None:
@@ -199,7 +199,7 @@ class RemoteNodes:
                 _log.warning("rejected a message of node %s: %s", name, error)
 
     def attend(self) -> None:
-        """Find nodes that have been silent for too long."""
+        """Report nodes that have been silent for too long."""
         now = self._clock.now()
         for node in self.nodes.values():
             if now - node.heard_s >= self._lost_after_s and node not in self._lost:

@@ -36,7 +36,7 @@ _SOCKET = "GPUSLICE_SOCKET"
 
 
 def line(number: int | None) -> bytes:
-    """Return a line of the record. None stands for a number that is not known yet."""
+    """Return one line of the exit record. None means that the number is not known yet."""
     return b"%-15s\n" % (b"" if number is None else b"%d" % number)
 
 
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
 
 
 def _pass_on(command: int) -> list[int]:
-    """Pass later signals to end on to the process of descriptor ``command``, each once.
+    """Pass every later SIGTERM or the like on to the process of descriptor ``command``, each once.
 
     Returns
     -------

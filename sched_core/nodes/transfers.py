@@ -41,7 +41,7 @@ class _Transfer(NamedTuple):
 
 
 class Transfers:
-    """Transfers under way; one at a time for each job.
+    """The transfers of job states between nodes that are under way; one at a time for each job.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from .nodes import Consolidated
 
 
 class Affinity(Consolidated):
-    """The least loaded node with jobs of the same size class, else an empty node, else any that fits.
+    """A placement on the least loaded node with jobs of the same size class, else an empty node, else any.
 
     Classes are 1, 2, 4, ... devices. A node belongs to the class of the job that found it empty. Jobs that no
     node can hold get whole nodes and one remainder. Over-subscription, the paper's third choice, is for

@@ -11,7 +11,7 @@ Price = tuple[float, int]
 
 
 def closest(count: int, prices: Mapping[int, Price], cluster: Cluster) -> Iterator[tuple[int, ...]]:
-    """Yield the cheapest ``count`` devices of one socket, one node, one rack, and of fewest nodes anywhere.
+    """Yield ``count`` devices at the lowest price: of one socket, of one node, of one rack, of fewest nodes.
 
     A level without enough devices is left out. The last two levels fill the nodes that offer most.
 

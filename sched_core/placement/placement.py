@@ -9,7 +9,7 @@ from gpuslice.sched_core.job import Job
 
 
 class Placement(Protocol):
-    """Chooses devices for one job.
+    """The interface of what chooses devices for one job.
 
     Attributes
     ----------
@@ -24,7 +24,7 @@ class Placement(Protocol):
         ...
 
     def kind(self, job: Job) -> str:
-        """Return a text that is equal for jobs that fit or do not fit alike, given equal demand.
+        """Return a text that is the same for jobs of equal demand that fit, or do not fit, alike.
 
         Policies then try only one of them. The kind may change while ``job`` runs, when more is known of it.
         """

@@ -59,7 +59,7 @@ def _swaps(nodes: list[int], free: FreeDevices) -> Iterator[list[int]]:
 
 
 def _parts(nodes: list[int], demand: int, free: FreeDevices) -> Parts:
-    """Return the devices per node. The surplus is left on nodes that are fragmented anyway."""
+    """Return how many devices to take of each node. Fragmented nodes keep what is too much."""
     parts = {node: len(free.on_node[node]) for node in nodes}
     spare = sum(parts.values()) - demand
     if spare < 0:

@@ -14,7 +14,7 @@ from .placement import StatelessPlacement
 
 
 class Topology(StatelessPlacement):
-    """The closest level that can hold the whole job: an island inside a node, a larger one, a node, nodes.
+    """A placement on the closest level that holds the job: an island of a node, a larger one, a node, nodes.
 
     Parameters
     ----------

@@ -128,7 +128,7 @@ def fit_losses(jobs: Sequence[Sequence[tuple[float, float]]]) -> list[LossCurve 
 
 
 class _FloorSearch:
-    """The best floors of several jobs: grids of floors between ``low`` and ``high``, ever finer.
+    """A search for the best floor of each job's loss curve: over grids that get finer.
 
     Arrays are (points, jobs, floors); jobs with fewer points have ``counted`` 0 where others have one.
     """

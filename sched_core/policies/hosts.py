@@ -12,7 +12,7 @@ _GIB = 1 << 30
 
 
 class Hosts:
-    """CPUs and memory of every node and what is left of them. A job takes its part on each node by devices.
+    """The CPUs and memory of every node, and what is left of them.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Hosts:
         )
 
     def take(self, job: Job, devices: Sequence[int], sign: int = 1) -> None:
-        """Book what ``job`` uses on ``devices``. With ``sign`` −1 give it back."""
+        """Reserve the CPUs and memory of ``job`` on ``devices``. With ``sign`` −1 release them."""
         for node, parts in self._parts(job, devices).items():
             for kind, part in enumerate(parts):
                 self.left[node][kind] -= sign * part

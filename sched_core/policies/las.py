@@ -13,7 +13,7 @@ from .ranking import Entry, Key
 
 
 class LeastAttained(RankedPolicy[Entry]):
-    """Least attained service first; the order is looked at anew when something happens and every quantum.
+    """Least attained service first. The order is updated at each event and every quantum.
 
     With an ever smaller quantum this becomes foreground-background: jobs of equal service share the devices.
 

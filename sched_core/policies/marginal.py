@@ -24,7 +24,7 @@ Step = tuple[Urgency, int, Job, int, int]
 
 
 class MarginalPolicy(ABC):
-    """Base: greedy by marginal gain, among jobs that report losses.
+    """Base of policies that give each device to the job that gains most, by reported losses.
 
     A job that is not elastic gets all its devices in one step or none; an elastic one no more than make it
     faster. That is measured; before, devices are assumed to add up. Between intervals nobody loses devices;
@@ -78,7 +78,7 @@ class MarginalPolicy(ABC):
         return Plan(self._decided(view, counts), wake_at_s)
 
     def _follow(self, view: View) -> None:
-        """Take in what happened since the last plan."""
+        """Note which jobs came, ended or made progress since the last plan."""
         if view.changes.reset:
             # What was seen of jobs is not forgotten.
             self.losses = {name: seen for name, seen in self.losses.items() if name in view.jobs}
@@ -133,7 +133,7 @@ class MarginalPolicy(ABC):
         return count
 
     def _anew(self, view: View) -> dict[str, int]:
-        """Return the number of devices of each job that shall run."""
+        """Return how many devices each job gets if all devices are given out again."""
         if self._usable <= view.cluster.size:
             return {job.id: self._widest(job) for job in view.jobs.values()}
         refit(self.losses[name] for name in self._running)
@@ -202,7 +202,7 @@ class MarginalPolicy(ABC):
         return [decision for _, decision in sorted(decisions, key=lambda item: item[0])]
 
     def _devices(self, job: Job, count: int) -> tuple[int, ...] | None:
-        """Return ``count`` devices for ``job``, with 0 those that it holds. Return None if they are taken."""
+        """Return ``count`` devices for ``job`` (0: those that it holds); None if too few are free."""
         if not count:
             return job.placement if job.running and self._free.has(job.placement) else None
         return self._on_one_node(job, count) if job.within else fewest_nodes(count, self._free)

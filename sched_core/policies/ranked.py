@@ -21,7 +21,7 @@ from .ranking import E, Entry, Key, Ranking, SizeClass
 
 
 class RankedPolicy(ABC, Generic[E]):
-    """Base of the policies that order jobs.
+    """Base of the policies that are an order of jobs, by a key.
 
     Parameters
     ----------
@@ -55,24 +55,24 @@ class RankedPolicy(ABC, Generic[E]):
 
     @abstractmethod
     def waiting_key(self, entry: E, view: View) -> Key:
-        """Return the key of a waiting entry: it arrived, or is known from before a reset."""
+        """Return the key of a waiting entry: a new job, or any waiting job after a reset."""
 
     def running_key(self, entry: E, view: View) -> Key:
-        """Return the key of a running entry, after a reset."""
+        """Return the key of an entry that runs already when the policy starts from nothing (a reset)."""
         return self.waiting_key(entry, view)
 
     def reset_order(self, jobs: Iterable[Job]) -> Iterable[Job]:
-        """Return the order in which ``jobs`` get their keys after a reset. They come in order of arrival."""
+        """Return ``jobs`` in the order in which they get their keys after a reset."""
         return jobs
 
     def admitted(self, entry: E, view: View) -> None:
-        """Fill in a new entry before its first key.
+        """Initialize a new entry before it gets its first key.
 
         After a reset the job may have run before.
         """
 
     def begun(self, entry: E, view: View) -> None:
-        """Take in that a running entry makes progress now, perhaps later than expected."""
+        """Note that a running entry makes progress from now on, perhaps later than expected."""
 
     def has_trained(self, entry: E, view: View) -> None:
         """Change the key of a waiting entry that has trained since the plan suspended it."""
@@ -91,7 +91,7 @@ class RankedPolicy(ABC, Generic[E]):
         return None
 
     def relocated(self, moves: Mapping[Job, tuple[int, ...]]) -> None:
-        """Take in moves; see ``defragmenting.policy.Relocatable``."""
+        """Note that jobs were moved; see ``defragmenting.policy.Relocatable``."""
         moved = [(self._entries[job.id], devices) for job, devices in moves.items()]
         for entry, _ in moved:
             self._free.give(entry.devices)
@@ -132,7 +132,7 @@ class RankedPolicy(ABC, Generic[E]):
         return Plan(decisions, self._wake_s(view))
 
     def _spare(self, view: View) -> None:
-        """Decide, but suspend no job whose slice has not lasted ``least_slice_s`` yet.
+        """Choose which entries run, but suspend no job whose slice has not lasted ``least_slice_s`` yet.
 
         Such jobs go first meanwhile.
         """
@@ -185,10 +185,10 @@ class RankedPolicy(ABC, Generic[E]):
         self.left(entry)
 
     def left(self, entry: E) -> None:
-        """Take in that ``entry`` is gone for good."""
+        """Note that ``entry`` is gone for good."""
 
     def _select(self) -> None:
-        """Start and suspend entries until the greedy walk and the placement agree."""
+        """Start and suspend entries until the order and the placement agree."""
         blocked: set[SizeClass] = set()
         again = True
         while again and (flipped := self.ranking.repair(blocked)):

@@ -79,7 +79,7 @@ class Ranking(Generic[E]):
         self._young: set[E] = set()
 
     def add(self, entry: E, key: Key) -> None:
-        """Insert a new or removed entry with its key. A running one keeps running."""
+        """Insert an entry, new or removed before, with its key. A running entry keeps running."""
         entry.key = key
         if entry.running:
             insort(self.running, (key, entry))
@@ -113,7 +113,7 @@ class Ranking(Generic[E]):
         self.running = sorted((entry.key, entry) for _, entry in self.running)
 
     def expire(self, key: Callable[[E], Key], before: Key | None = None) -> None:
-        """Mark the keys of running entries as out of date.
+        """Mark running entries' keys as outdated: `refresh` computes new ones with ``key`` when needed.
 
         ``key`` computes a new one when the order matters.
 
@@ -202,7 +202,7 @@ class Ranking(Generic[E]):
         return False
 
     def _first_crowded(self) -> E:
-        """Return the most urgent running entry that no longer fits."""
+        """Return the most urgent running entry that does not fit any more."""
         left = self.free
         for _, crowded in self._backwards():
             left += crowded.size
@@ -211,7 +211,7 @@ class Ranking(Generic[E]):
         raise AssertionError("more devices are taken than all that run have")
 
     def _backwards(self) -> Iterator[tuple[Key, E]]:
-        """Yield the running entries, least urgent first, by up-to-date keys computed on the way."""
+        """Yield the running entries, least urgent first, computing up-to-date keys on the way."""
         for position in range(len(self.running) - 1, -1, -1):
             item = self.running[position]
             if self._expired is not None and (self._expired[1] is None or item[0] < self._expired[1]):

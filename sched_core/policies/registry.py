@@ -61,7 +61,7 @@ GROUP = "gpuslice.policies"
 
 
 def table(name: str) -> Table:
-    """Return the table to look ``name`` up in: our own, or the installed entry points for other names."""
+    """Return the table that has ``name``: gpuslice's policies, or those of installed entry points."""
     if name in POLICIES:
         return POLICIES
     found = {point.name: (point.module, point.attr) for point in entry_points(group=GROUP)}
@@ -147,7 +147,7 @@ def _defragmenting(policy: Policy, settings: Common, own: Mapping[str, object]) 
 
 
 def _checked(name: str, made: object) -> Policy:
-    """Return ``made``, which policy ``name`` stands for. Raise ``ConfigError`` if it is no policy."""
+    """Return ``made`` if it is a policy. Raise ``ConfigError`` if what ``name`` stands for made none."""
     wanted = (("name", str), ("needs_durations", bool))
     wrong = [key for key, kind in wanted if not isinstance(getattr(made, key, None), kind)]
     if not callable(getattr(made, "plan", None)):

@@ -19,7 +19,7 @@ _TINY = 1e-6
 
 
 class Turn(Entry):
-    """A job in the line.
+    """A job in the line, with the slices that are left to it in this turn.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Turn(Entry):
 
 
 class RoundRobin(RankedPolicy[Turn]):
-    """All slices end together, at multiples of the quantum; then those that ran go to the end of the line.
+    """Round robin: all slices end together, and jobs that ran go to the end of the line.
 
     Because nobody's slice ends alone, a gang that needs many devices finds them free when its turn has come.
     A new job joins the end of the line and thus waits for one round at most; nobody is suspended within

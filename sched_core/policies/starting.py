@@ -17,7 +17,7 @@ Choice = tuple[Job, tuple[int, ...]]
 
 
 class StartingPolicy(ABC):
-    """Base of the policies without preemption; follows what happens and asks ``choose`` until it has enough.
+    """Base of the policies without preemption: ``choose`` names the jobs to start, one by one.
 
     Parameters
     ----------
@@ -42,19 +42,19 @@ class StartingPolicy(ABC):
         """Forget everything. ``began`` is called afterwards for every running job."""
 
     def came(self, job: Job, view: View) -> None:  # noqa: B027
-        """Take in that ``job`` waits."""
+        """Note that ``job`` waits from now on."""
 
     def left(self, job: Job) -> None:  # noqa: B027
-        """Take in that ``job`` waits no more."""
+        """Note that ``job`` does not wait any more."""
 
     def began(self, job: Job, devices: tuple[int, ...]) -> None:  # noqa: B027
-        """Take in that ``job`` runs on ``devices``."""
+        """Note that ``job`` runs on ``devices``."""
 
     def ended(self, job: Job) -> None:  # noqa: B027
-        """Take in that ``job`` gave ``job.placement`` back."""
+        """Note that ``job`` has given ``job.placement`` back."""
 
     def relocated(self, moves: Mapping[Job, tuple[int, ...]]) -> None:
-        """Take in moves; see ``defragmenting.policy.Relocatable``."""
+        """Note that jobs were moved; see ``defragmenting.policy.Relocatable``."""
         for job in moves:
             self.free.give(job.placement)
             self.ended(job)
@@ -77,7 +77,7 @@ class StartingPolicy(ABC):
         return Plan(decisions)
 
     def offers(self, jobs: Iterable[Job]) -> Iterator[Choice]:
-        """Yield each of ``jobs`` that can be placed now, with its devices.
+        """Yield each of ``jobs`` that the placement has devices for now, with these devices.
 
         The placement is asked once per kind.
         """

@@ -6,7 +6,7 @@ from gpuslice.sched_core.policy import Guarantees, Named, Places, Policy, Queues
 
 
 class Wrapper:
-    """A policy around another one, which shows what the inner one shows."""
+    """Base of a policy around another one: it shows the inner policy's properties as its own."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

@@ -100,7 +100,7 @@ class YarnCapacity(StartingPolicy):
         return self._used.get(tenant, 0) + demand > size * self._share(tenant) / whole
 
     def _reserved(self, head: Job, left: FreeDevices, promised: Set[int]) -> tuple[int, ...]:
-        """Return the devices that ``head`` waits for.
+        """Return the devices that are reserved for ``head``, the first job of a queue.
 
         Return none if those ``promised`` to others leave too few.
 

@@ -81,7 +81,7 @@ def _alone_s(outcome: Outcome, jobs: Sequence[int], share: float) -> float:
 
 
 def _average_crowd(begin_s: Column, end_s: Column) -> Column:
-    """Return how many lives there are on average during each life.
+    """Return for each life how many lives there are on average while it lasts.
 
     A life that never ends does not count as ending.
     """

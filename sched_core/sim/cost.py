@@ -29,7 +29,7 @@ _STAGES = (
 
 
 class MeasuredCost:
-    """Costs by model, with one for all others.
+    """The measured cost of a switch by model, with one value for all other models.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class MeasuredCost:
 
 
 class JournalCost:
-    """What a live scheduler's switches cost, by its journal.
+    """The cost of switches as a live scheduler's journal has measured it.
 
     A job of ``device_memory_bytes`` costs what that many bytes do. Else it costs what its model did, and one
     of another model what a switch did on average.

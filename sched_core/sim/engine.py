@@ -46,7 +46,7 @@ Progress = Callable[[int, int], None]
 
 
 class SimJob(Job):
-    """A job and what the simulator alone knows of it."""
+    """A job of the simulator, with the facts that policies must not see."""
 
     __slots__ = (
         *("born_job_s", "busy_s", "end_s", "fair_share_s", "fragmentation_s", "granted_s", "holds"),
@@ -317,7 +317,7 @@ class Simulation:
             self.view.changes.finished.append(job)
 
     def _note(self, job: SimJob) -> None:
-        """Record the totals of the runs of ``job`` that are over."""
+        """Write the totals of a job's finished runs into the outcome."""
         outcome, number = self.outcome, job.number
         outcome.preemptions[number] = job.preemptions
         outcome.migrations[number] = job.migrations

@@ -10,7 +10,7 @@ from gpuslice.sched_core.traces.trace import Trace
 
 
 class TraceDistribution(NoKnowledge):
-    """The distribution of service over the whole trace, and no single job's duration."""
+    """The knowledge of a policy that knows the distribution of service, but no single job's duration."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -23,7 +23,7 @@ class TraceDistribution(NoKnowledge):
 
 
 class TraceKnowledge(TraceDistribution):
-    """The knowledge of everything that the trace states."""
+    """The knowledge of a policy that knows everything the trace states."""
 
     def duration_s(self, job: Job) -> float | None:
         return self._trace.duration_s[job.number]

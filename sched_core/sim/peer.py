@@ -109,7 +109,7 @@ _TIRESIAS: dict[str, _Schedule] = {
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """How to simulate as another simulator does."""
+    """The options by which gpuslice simulates as another simulator does."""
 
     name: str
     policy: Callable[[], Policy]

@@ -165,7 +165,7 @@ def run_all(
 
 
 class _Interrupt:
-    """Ctrl-C in a worker, which ends all of the worker's remaining runs."""
+    """The handler of Ctrl-C in a worker process: it ends all of the worker's remaining runs."""
 
     came = False
 

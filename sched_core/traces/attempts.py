@@ -19,7 +19,7 @@ WELL = "ok"
 
 
 class Spared(msgspec.Struct, frozen=True):
-    """The effect of a rule on retries.
+    """The jobs that end earlier because of a rule on retries, and the device time that this saves.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ def parse_retries(text: str) -> dict[str, int]:
 
 
 def retried(trace: Trace, rule: Mapping[str, int]) -> tuple[Trace, Spared]:
-    """Return ``trace`` as if failures had been retried by ``rule``.
+    """Return ``trace`` with failures retried as ``rule`` says, and what that saves.
 
     Classes that ``rule`` does not name stay as they were.
 

@@ -52,7 +52,7 @@ class Row:
         return value
 
     def seconds(self, column: str) -> float:
-        """Return a time or duration, finite and not negative."""
+        """Return the cell as a time or duration in seconds, finite and not negative."""
         text = self.text(column)
         try:
             value = float(text)
@@ -63,14 +63,14 @@ class Row:
         return value
 
     def above_zero(self, column: str) -> float:
-        """Return a finite number above 0."""
+        """Return the cell as a finite number above 0."""
         value = self.seconds(column)
         if not value > 0:
             raise self.error(column, f"{self.text(column)} is not above 0")
         return value
 
     def share(self, column: str) -> float | None:
-        """Return a number from 0 to 1. Return None for an empty cell."""
+        """Return the cell as a number from 0 to 1; None for an empty cell."""
         if not self.has(column):
             return None
         value = self.seconds(column)
@@ -79,7 +79,7 @@ class Row:
         return value
 
     def count(self, column: str, least: int = 0) -> int:
-        """Return a whole number of at least ``least``."""
+        """Return the cell as a whole number of at least ``least``."""
         text = self.text(column)
         try:
             value = int(text) if text.lstrip("+-").isdigit() else float(text)

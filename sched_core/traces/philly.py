@@ -36,7 +36,7 @@ class _Job:
 
 
 class _LeftOutError(Exception):
-    """A job that the trace cannot have; the message is the cause."""
+    """The reason why a job of the log is left out of the trace."""
 
 
 def read_philly(path: Path) -> Trace:
@@ -125,7 +125,7 @@ def _is_time(text: object) -> bool:
 
 
 def _moments(texts: Sequence[str], zone: ZoneInfo) -> Iterator[float]:
-    """Yield the seconds since 1970 of times that follow each other.
+    """Yield the times of a list, in order, as seconds since 1970.
 
     An hour that the clock showed twice is the first one, unless that was before the previous time.
     """
@@ -137,7 +137,7 @@ def _moments(texts: Sequence[str], zone: ZoneInfo) -> Iterator[float]:
 
 
 def _readings(text: str, zone: ZoneInfo) -> tuple[float, float]:
-    """Return the two moments at which the clock showed ``text``; mostly they are the same."""
+    """Return the two times at which a clock with daylight saving can have shown ``text``; mostly equal."""
     shown, _, named = text.partition(" P")  # some of its files name the zone: PST or PDT
     if named not in ("", "ST", "DT"):
         raise ValueError(f"{text!r} is no time of the zone America/Los_Angeles")

@@ -34,7 +34,7 @@ def round_up(devices: int, node_size: int, *, split: bool = False) -> int:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A job that is to run, and the size of the block that is set aside for it."""
+    """A job to be placed, and the size of the block that is set aside for it."""
 
     job: Job
     block: int

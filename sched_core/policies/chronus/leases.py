@@ -13,7 +13,7 @@ import msgspec
 
 
 class Level(msgspec.Struct, frozen=True):
-    """One step of a soft deadline.
+    """One step of a soft deadline: the leases that a job needs to meet it, and the reward.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Level(msgspec.Struct, frozen=True):
 
 
 class Need(msgspec.Struct, frozen=True):
-    """What one job needs: devices for some leases; ``levels`` that can be met, most rewarding first."""
+    """The devices that a job needs for some leases, and the deadlines it can meet, most rewarding first."""
 
     job: str
     devices: int
@@ -76,7 +76,7 @@ def need_of(
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Work that a job needs done within some time: seconds on so many devices."""
+    """Work of a job that must be done by some time: seconds on so many devices."""
 
     devices: int
     work_s: float
@@ -84,7 +84,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def overbooked(claims: Iterable[Claim], capacity: int) -> bool:
-    """Return True if some deadline cannot be met by any plan, because too much work is due until then.
+    """Return True if some deadline cannot be met by any plan, because too much work is due before it.
 
     A plan looks ahead to its horizon only; this sees beyond it.
     """

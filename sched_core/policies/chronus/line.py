@@ -13,7 +13,7 @@ Key = tuple[bool, float, int]
 
 
 class Line:
-    """Jobs that wait, a sorted list for each demand: of one demand only the first can be the next to fit."""
+    """The waiting jobs, sorted by key for each demand: of equal demand only the first can start next."""
 
     def __init__(self) -> None:
         self._by_demand: dict[int, list[tuple[Key, Job]]] = {}

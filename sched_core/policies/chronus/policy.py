@@ -192,7 +192,7 @@ class Chronus:
                 self._undecided[job.id] = job
 
     def _note(self, decisions: Iterable[Decision], view: View) -> None:
-        """Remember which jobs run and which wait after these decisions."""
+        """Remember which jobs run and which wait once these decisions are carried out."""
         for decision in decisions:
             job = view.jobs[decision.job]
             if isinstance(decision, Start):
@@ -306,7 +306,7 @@ class Chronus:
         return self._holders(view, self._finish(self._draft, view))
 
     def _go_on(self, view: View) -> list[Job] | None:
-        """Return the jobs that hold the rest of this lease. Return None if nothing needs to change."""
+        """Return the jobs that hold the rest of this lease; None if the holders do not change."""
         plan = None if self._draft is None else self._finish(self._draft, view)
         if plan is not None and self._draft is None:
             return self._holders(view, plan)
@@ -361,7 +361,7 @@ class Chronus:
         return job.progress_at(view.now_s) + view.remaining_s(job)
 
     def _others(self) -> dict[str, Job]:
-        """Return the jobs that run without a lease."""
+        """Return the running jobs that hold no lease."""
         return {name: job for name, job in self._running.items() if name not in self._leased}
 
     def _keeping_devices(self) -> dict[str, Job]:

@@ -34,7 +34,7 @@ from .board import Board, switch_s
 
 @runtime_checkable
 class Relocatable(Protocol):
-    """A policy whose order does not depend on where jobs are. Any other policy is reset after a move."""
+    """The interface of policies that can be told of moves. Any other policy is reset after a move."""
 
     def relocated(self, moves: Mapping[Job, tuple[int, ...]]) -> None:
         """Note that running jobs continue on other devices, which are free or left by another of ``moves``.
@@ -53,7 +53,7 @@ class _Move(msgspec.Struct, frozen=True):
 
 
 class Defragmenting(Wrapper):
-    """Moves gangs of ``policy`` together.
+    """A wrapper that moves scattered gangs of ``policy`` together.
 
     How long a job will still run is what the world knows; where it knows nothing, it is as long as the job
     has run so far. Models whose skew is known to be small are as fast on several nodes, and stay there.
@@ -102,7 +102,7 @@ class Defragmenting(Wrapper):
         return Plan([*plan.decisions, *decisions], plan.wake_at_s)
 
     def _moves(self, decisions: Sequence[Decision], view: View) -> dict[Job, tuple[int, ...]]:
-        """Return new devices for the jobs that move.
+        """Return the new devices of the jobs that should move; none if no move pays.
 
         Jobs that save most choose first.
         """

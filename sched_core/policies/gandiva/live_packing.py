@@ -54,7 +54,7 @@ _HAND_OVER_S = 0.05
 
 
 class Pair:
-    """A host and its guest, two jobs that share a device.
+    """A host and its guest: two jobs that share a device or are tried on one.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Pair:
 
 
 class Packing(Wrapper):
-    """Shares devices between pairs of jobs that ``policy`` schedules as one.
+    """A wrapper that puts pairs of jobs on one device. ``policy`` schedules each pair as one job.
 
     Only jobs of one device are paired; where its memory is known, only those that fit together. A job counts
     with its limit, and without one with the most that it was seen to use and a margin. Before it was
@@ -159,7 +159,7 @@ class Packing(Wrapper):
         self._sharing = set(self._pairs)
 
     def _follow(self, view: View, changes: Changes) -> None:
-        """Take in the jobs that came and ended. A guest whose host is gone takes the host's place."""
+        """Note which jobs came and ended. A guest whose host has ended takes the host's place."""
         changes.succeeded += view.changes.succeeded
         for job in view.changes.finished:
             self._sharing.discard(job.id)
@@ -273,7 +273,7 @@ class Packing(Wrapper):
     def _give_guest(
         self, host: Job, waiting: list[Job], view: View, changes: Changes, *, trial: bool
     ) -> None:
-        """Join ``host`` with one of ``waiting`` that may share.
+        """Make one of ``waiting`` the guest of ``host``, if one may share its device.
 
         Without ``trial``, only if that is known to pay.
         """

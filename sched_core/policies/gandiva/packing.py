@@ -16,7 +16,7 @@ from gpuslice.sched_core.policy import View
 
 
 class _Trial(msgspec.Struct, frozen=True):
-    """A pair that is being tried: what guest and host had done, and for how long they had run."""
+    """A pair that shares a device on trial: progress and run time of both when it began."""
 
     guest_s: float
     host_s: float
@@ -25,7 +25,7 @@ class _Trial(msgspec.Struct, frozen=True):
 
 
 class Packing:
-    """Pairs of jobs: a guest on the devices of a host.
+    """The pairs of jobs that share devices in the simulator: a guest on the devices of a host.
 
     Parameters
     ----------

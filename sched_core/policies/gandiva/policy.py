@@ -137,7 +137,7 @@ class Gandiva:
         return self._servers.together(found)
 
     def _follow(self, view: View) -> bool:
-        """Take in what happened. Return True if a job left."""
+        """Note which jobs came and ended. Return True if a job ended."""
         if view.changes.reset:
             self._clear(view.cluster, view.now_s)
         for job in view.changes.finished:
@@ -361,7 +361,7 @@ def _take(count: int, free: list[int], rather: Iterable[int]) -> list[int]:
 
 
 def _kind(job: Job) -> Kind:
-    """Return what decides whether a job finds a home.
+    """Return the properties of a job that decide whether a server takes it.
 
     Jobs of one kind find a home or none alike.
     """

@@ -92,7 +92,7 @@ class Servers:
         return None
 
     def around(self, job: Job) -> list[Server] | None:
-        """Return the home that matches the devices of a running job. Return None if no home does."""
+        """Return the servers that match the devices of a running job; None if none match."""
         held = Counter(self._node_of[device] for device in job.placement)
         left = job.demand
         for node, count in held.items():
@@ -177,7 +177,7 @@ class Servers:
         del alike[bisect_left(alike, (server.load, server.node))]
 
     def _least(self, job: Job, affinity: int, limit: float) -> Server | None:
-        """Return the least loaded server of ``affinity`` that stays within ``limit``."""
+        """Return the least loaded server of ``affinity`` that has room within ``limit``."""
         for load, node in self._by_load.get(affinity, ()):
             server = self.all[node]
             if server.parts and load + job.spec.weight * job.demand / self.largest > limit * _FULL:

@@ -91,7 +91,7 @@ class PublishedGandiva:
         self.joined_s: dict[int, float] = {}
 
     def _picture(self) -> object:
-        """Return everything on which the next tick depends, to be compared."""
+        """Return a copy of everything that decides the next tick, to see whether it changes."""
         return (
             [
                 (len(one.nodes), one.load, [job.id for job in one.jobs])

@@ -64,7 +64,7 @@ class PublishedDlas(Mlfq):
         self._spent_s.pop(entry, None)
 
     def rank(self, entry: MlfqEntry, view: View) -> Key:
-        """Return what goes before the order of joining in the key. Return an empty key for LAS."""
+        """Return the first part of the key, before the order of joining the queue; empty for LAS."""
         return ()
 
     def waiting_key(self, entry: MlfqEntry, view: View) -> Key:

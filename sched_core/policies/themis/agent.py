@@ -82,7 +82,7 @@ class Agent:
         self._ideal_at = (nan, 0.0, 0.0)
 
     def _reckon(self, job: Job, view: View) -> None:
-        """Note how long ``job`` takes, as far as is known now."""
+        """Note how long ``job`` runs, as far as is known now."""
         duration_s = _duration_s(job, view)
         if job.least < job.most:
             self._elastic[job.id] = job, duration_s
@@ -141,7 +141,7 @@ class Agent:
         return self._rho(view, crowd_s, held, wait_s=inf) if held else inf
 
     def nothing(self, view: View, crowd_s: float, wait_s: float) -> float:
-        """Return the value 1/ρ of getting nothing more, if the next offer comes in ``wait_s``."""
+        """Return the value 1/ρ of winning nothing in this auction, with the next offer in ``wait_s``."""
         if len(self.jobs) == 1:
             # The same as below without the detours: most apps are one job, and all that wait are asked.
             (job,) = self.jobs.values()
@@ -188,7 +188,7 @@ class Agent:
         return job.id, where(job.placement, view.cluster)
 
     def _rho(self, view: View, crowd_s: float, gangs: Iterable[Gang], wait_s: float) -> float:
-        """Return ρ if the app's jobs held ``gangs``.
+        """Return ρ, the app's finish-time fairness, as if its jobs held ``gangs``.
 
         Without gangs, if all its jobs began in ``wait_s``.
         """
@@ -233,7 +233,7 @@ def _left_s(job: Job, view: View) -> float:
 
 
 def _joint(works: Sequence[tuple[float, float]], devices: float, goal: Goal) -> float:
-    """Return the finish time of (seconds, device-seconds) jobs on so many devices: of all, or the first."""
+    """Return when jobs of (seconds, device-seconds) have ended on so many devices: all, or the first."""
     if len(works) == 1:
         seconds, work = works[0]
         return max(seconds, work / devices)

@@ -114,7 +114,7 @@ class Arbiter:
         wait_s: float,
         part: float,
     ) -> list[Grant]:
-        """Give ``contender`` what is best for it of ``offer``, for the whole lease. Return the grants."""
+        """Give ``contender`` its best part of ``offer`` for the whole lease. Return the grants."""
         options = contender.agent.bid(view, crowd_s, offer, asking, wait_s, part, every_node=False).options
         if not options:
             return []
@@ -184,7 +184,7 @@ def _next_to(job: Job, devices: Sequence[int], offer: FreeDevices) -> int | None
 
 
 def _settle(offer: FreeDevices, won: Sequence[tuple[Gang, float]], jobs: Sequence[Job]) -> list[Grant]:
-    """Choose numbered devices for what was won by node.
+    """Choose the numbered devices for grants that name only nodes and counts.
 
     A job that won what it had keeps it, if free.
     """

@@ -169,7 +169,7 @@ class Themis:
         return round_end_s if round_end_s - end_s < _SHORTEST * self._lease_s else end_s
 
     def _follow(self, view: View) -> list[Job]:
-        """Bring the agents up to date. Return the jobs that the tuner stops."""
+        """Update the agents with what has happened. Return the jobs that the tuner stops."""
         self._crowd_s += len(self.agents) * (view.now_s - self._counted_s)
         self._counted_s = view.now_s
         if view.changes.reset:
@@ -195,7 +195,7 @@ class Themis:
         return stopped
 
     def _start_again(self, view: View) -> None:
-        """Take in all jobs anew. Apps keep their history."""
+        """Make the agents anew from all jobs. Apps keep their history."""
         self._clear()
         self._free = view.free()
         self._running = {job.id: job for job in view.running()}

@@ -75,7 +75,7 @@ def relaxed(bidders: Sequence[Bidder], capacity: int, after: Sequence[list[float
 
 
 class Search:
-    """Depth-first branch and bound. The bound forgets which node a device is on and counts devices only.
+    """A branch-and-bound search for the options, one per bidder, with the largest product of values.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ class Search:
 
 
 def _marks(offer: Sequence[int], bidders: Sequence[Bidder]) -> list[list[int]]:
-    """Return a number for each node and room.
+    """Return a number for each node and each count of free devices that it may have.
 
     The sum over nodes tells how many nodes of each kind have which room.
 

@@ -124,7 +124,7 @@ def _on_one_node(
 
 
 def where(devices: Sequence[int], cluster: Cluster) -> tuple[tuple[int, int], ...]:
-    """Return the nodes of ``devices``, and how many lie on each."""
+    """Return the nodes of ``devices``, and how many of the devices each node has."""
     counts: dict[int, int] = {}
     for device in devices:
         node = cluster.node_of[device]

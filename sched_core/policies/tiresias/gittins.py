@@ -15,7 +15,7 @@ from math import nan
 
 
 class GittinsIndex:
-    """Index lookups over an empirical distribution.
+    """The Gittins index over a sample of attained services.
 
     Parameters
     ----------

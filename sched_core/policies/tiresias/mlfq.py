@@ -61,7 +61,7 @@ class MlfqEntry(Entry):
 
 
 class Mlfq(RankedPolicy[MlfqEntry]):
-    """Jobs sink through queues as they attain service, and may rise again after waiting for long.
+    """Base of policies with queues: jobs sink as they attain service, and may rise after a long wait.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class Mlfq(RankedPolicy[MlfqEntry]):
 
     @abstractmethod
     def requeued(self, entry: MlfqEntry, view: View) -> None:
-        """Give ``entry``, which just changed its queue, a new key."""
+        """Give ``entry``, whose queue has just changed, a new key."""
 
     def attained(self, entry: MlfqEntry, now_s: float) -> float:
         """Return the service that counts against the thresholds."""

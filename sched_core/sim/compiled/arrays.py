@@ -81,7 +81,7 @@ CLOCK = np.dtype(
 
 
 class World(NamedTuple):
-    """The arrays of one run.
+    """The state of one compiled simulation, as arrays.
 
     Attributes
     ----------

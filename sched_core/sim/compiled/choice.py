@@ -34,7 +34,7 @@ def worth_compiling(simulation: Simulation) -> Form | None:
 
 
 def is_kept(form: Form) -> bool:
-    """Return True if the code that runs ``form`` was compiled before."""
+    """Return True if the compiled code for ``form`` is on disk already."""
     loop = "node_sets.advance_sets" if form.rule.kind == NODE_SETS else "loop.advance"
     return any(kept_in().glob(f"*/{loop}-*.nbi"))
 

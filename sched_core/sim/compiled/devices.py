@@ -54,7 +54,7 @@ class Found(NamedTuple):
 
 
 def assign(held: Held, demand: Any, log: Any, found: Found) -> int:
-    """Go through ``log`` and record who held what. Return how many spans ended."""
+    """Read ``log`` and record who held which devices. Return how many spans ended."""
     spans = filled = 0
     for i in range(len(log)):
         job = log[i].job

@@ -27,7 +27,7 @@ OVER, MORE, STUCK = range(3)
 
 
 def advance(w: World, events: int) -> int:
-    """Simulate so many events.
+    """Simulate at most ``events`` events.
 
     Return ``MORE`` if events are left, ``STUCK`` if the policy would be woken too early.
 

@@ -79,7 +79,7 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a compiled run needs besides the trace.
+    """The parameters of a compiled run besides the trace: policy, placement, speeds, cost.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class Form:
 
 
 def form_of(simulation: Simulation) -> Form | None:
-    """Return ``simulation`` in numbers. Return None if it cannot be compiled."""
+    """Return ``simulation`` as numbers for compiled code; None if it cannot be compiled."""
     policy: Any = simulation.policy
     kind = _KINDS.get(type(policy))
     placing = None if kind is None else _placing(simulation)

@@ -77,7 +77,7 @@ def run(simulation: Simulation, form: Form, progress: Progress | None = None) ->
 
 
 def _world(simulation: Simulation, form: Form) -> World:
-    """Return the arrays before the first event."""
+    """Return the arrays of a simulation before its first event."""
     trace, count = simulation.trace, len(simulation.trace)
     jobs = np.zeros(count, JOB)
     jobs["submit"] = jobs["since"] = jobs["entered"] = trace.submit_s
@@ -119,7 +119,7 @@ def _world(simulation: Simulation, form: Form) -> World:
 
 
 class _Holders:
-    """Turns the log of ``world`` into spans."""
+    """Turns a compiled run's log of starts and stops into spans: which job held which devices when."""
 
     def __init__(self, simulation: Simulation, world: World) -> None:
         sizes = np.array(simulation.cluster.node_sizes)
@@ -162,7 +162,7 @@ def _sets(world: World) -> Sets:
 
 
 def _told(outcome: Outcome, world: World) -> Outcome:
-    """Copy what became of the jobs to ``outcome``, and return it."""
+    """Copy the jobs' times and counts from the arrays to ``outcome``, and return it."""
     jobs = world.jobs
     for name in ("executed", "fragmented", "lost", "switching", "finish"):
         getattr(outcome, f"{name}_s")[:] = jobs[name]
