@@ -327,7 +327,7 @@ class Processes:
         return commands | {rank.job for rank in self._ranks.values()}
 
     def _ask(self, job: str) -> bool:
-        """Send SIGTERM to the command of ``job`` or, if it has ended, to the ranks. Return True if any was."""
+        """Ask the command of ``job`` to end; if it has ended, the ranks. Return True if there was any."""
         commands = [descriptor for descriptor, command in self._commands.items() if command.job == job]
         if not commands:
             return self._signal(job, signal.SIGTERM)
