@@ -56,6 +56,8 @@ class JobProcesses:
         self._waiting: set[tuple[str, int]] = set()
         #: The nodes on which jobs are started when it is known where their ranks meet, by job and attempt.
         self._meeting: dict[tuple[str, int], list[str]] = {}
+        #: The commands, by job, attempt and node, whose end was reported because their node was lost.
+        self._given_up: set[tuple[str, int, str]] = set()
 
     def begin(
         self,
@@ -106,13 +108,15 @@ class JobProcesses:
         for name in dict.fromkeys(names) if only is None else (only,):
             known = ((rank, pid) for rank in range(len(job.ranks)) for pid in processes_of(job, rank))
             there = tuple((rank, pid) for rank, pid in known if names[rank] == name)
+            given_up = (job.id, job.attempt, name) in self._given_up
             sought = Sought(
                 job.id,
                 job.attempt,
                 job.command.exit_code is not None or name not in self._ends.others(job.id),
                 self._over(job),
                 there,
-                grace_s=_grace_s(job),
+                # After its grace time it could greet as a rank of the next attempt.
+                grace_s=0.0 if given_up else _grace_s(job),
                 copied=self._remote.copied(job.id, name) if self._remote and name else (0, 0),
             )
             if name in self._core.relocations.lost:
@@ -226,6 +230,7 @@ class JobProcesses:
     def _give_up(self, sought: Sought, node: str) -> None:
         """Report the end of what was ``sought`` on ``node``, which is lost."""
         attempt = (sought.job, sought.attempt)
+        self._given_up.add((*attempt, node))
         over = self._awaited.pop(attempt, [])
         if over and self._transfers is not None:
             self._waiting.discard(attempt)
