@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import TYPE_CHECKING
 
 from .ground import Ground
@@ -85,8 +85,11 @@ class Run:
         keepers = {0: nodes[0]} if self.plan.spec.elastic else nodes
         self.start = self.newest = self.ground.states.common(self.job, keepers)
         self.safety.begins(self)
+        absent = {number for one in self.commands.values() for number in one.numbers if one.misses(number)}
+        if len(absent) == self.ranks:
+            absent.remove(0)  # a command that nobody greets for may be no training: it has no time limit
         for _, one in sorted(self.commands.items()):
-            one.spawn()
+            one.spawn(absent)
 
     def fails_at(self, rank: RankProcess) -> bool:
         """See whether the script of ``rank`` fails where it is, by itself."""
@@ -149,16 +152,20 @@ class Command:
             )
             self.run.join(self, place, places, int(self._environ.get("PET_NPROC_PER_NODE", total)))
 
-    def spawn(self) -> None:
-        """Start the ranks of this node."""
+    def misses(self, number: int) -> bool:
+        """See whether rank ``number`` never comes."""
+        limited = self.run.ranks > 1 and self.plan.spec.boundary_timeout_s > 0  # else it may wait for ever
+        return limited and self.ground.fault(0.02, *self.key, number, "never comes")
+
+    def spawn(self, absent: Container[int]) -> None:
+        """Start the ranks of this node but those that are ``absent``."""
         if self.code is not None:
             return
         for number in self.numbers:
-            limited = self.run.ranks > 1 and self.plan.spec.boundary_timeout_s  # else it may wait for ever
-            if limited and self.ground.fault(0.02, *self.key, number, "never comes"):
+            if number in absent:
                 self.run.harmed = True
-                continue
-            self._start(number)
+            else:
+                self._start(number)
 
     def _start(self, number: int) -> None:
         process = RankProcess(self.ground, self, number, self._pids(), self._training)

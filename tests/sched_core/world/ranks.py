@@ -42,6 +42,9 @@ class RankProcess(Process):
         What it may have something on, with its node's name; ``None``: nothing.
     width, world
         Of an elastic job, who trains with it.
+    told_at, late_by
+        How many boundaries it had passed when it was told to stop (None: it is not), and how many more when
+        an order to stop last came too late.
     went_on_from
         The boundary of the snapshot that it began with.
     """
@@ -59,6 +62,7 @@ class RankProcess(Process):
         self.width = self.world = 0
         self.parked_at = 0
         self.told_at: int | None = None
+        self.late_by = 0
         self._suspends = self._resumes = 0
         self._imported = False
         self.parked_on: str | None = None
@@ -281,6 +285,7 @@ class RankProcess(Process):
         if not self.alive:
             return
         self.ground.record.note(self.job, self.attempt, "killed", self.rank)
+        self.command.run.harmed = True  # perhaps just before it could save what it was told to
         if self.ground.draws.chance(0.5, *self.key, "last words"):
             self.up.cut()
         self.die(-9)

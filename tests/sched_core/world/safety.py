@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 #: A stop from here on calls the last one off.
 _NEVER = 2**62
-#: Slow messages to a fast gang take many boundaries.
+#: A rank that is told to stop passes at most so many boundaries before it does.
 _STOPS_WITHIN = 40
+#: Slow messages to a fast gang take many boundaries. The distance is doubled for each order that comes too
+#: late, once more if it was late for another rank, and once more where the rank cannot park.
+_PER_LATE = 7
 
 
 class Safety:
@@ -118,17 +121,21 @@ class Safety:
 
     def told_to_stop(self, process: RankProcess, stop_at: int) -> None:
         """A rank has got an order to stop, or one that calls it off."""
+        count = process.boundaries.count
         if stop_at >= _NEVER:
             process.told_at = None
         elif process.told_at is None:
-            process.told_at = process.boundaries.count
+            process.told_at, process.late_by = count, 0
+        elif count >= stop_at:
+            process.late_by = count - process.told_at
 
     def passed(self, process: RankProcess) -> None:
         """A rank has passed a boundary; it is not told to stop again and again where it cannot."""
         self._steps[process.job] += 1
         if not process.connected:
             process.told_at = None  # whatever it answered, nobody may have heard
-        if process.told_at is not None and process.boundaries.count > process.told_at + _STOPS_WITHIN:
+        within = _STOPS_WITHIN + _PER_LATE * process.late_by
+        if process.told_at is not None and process.boundaries.count > process.told_at + within:
             raise self._violated("told to stop it goes on and on", process.name, process.told_at)
 
     def told_to_end(self, command: Command) -> None:
