@@ -22,7 +22,7 @@ from gpuslice.sched_core.ledger import Ledger
 from gpuslice.sched_core.policy import Policy, placement_of
 from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 from gpuslice.types import DeviceName
-from gpuslice.wire import Dismiss, Resume, Withdraw
+from gpuslice.wire import Dismiss, Progress, Resume, Withdraw
 from gpuslice.wire import Suspend as SuspendMessage
 
 from . import owner_requests, restarts
@@ -132,6 +132,7 @@ class Core:
         UsageError
             If a submitted job could never run, or a request is impossible; nothing was changed.
         """
+        plans = self.planning.plans
         match event:
             case Submitted():
                 self._submit(event, now)
@@ -163,6 +164,8 @@ class Core:
                 return []
         self.reconciliation.update(now)
         self.planning.waits.update(now)
+        if not self._commands and self.planning.plans != plans:
+            self._keep(event)
         commands, self._commands = self._commands, []
         return commands
 
@@ -339,6 +342,15 @@ class Core:
             self.end(job, Trigger.SUCCEED, "", now)
         else:
             self.end(job, Trigger.FAIL, f"it ended with exit code {event.code}", now)
+
+    def _keep(self, event: Event) -> None:
+        """Send a notice if ``event``, at which the policy was asked, is a heartbeat.
+
+        The journal leaves out heartbeats from which nothing follows, and a policy that is asked at another
+        moment may decide otherwise.
+        """
+        if isinstance(event, Reported) and isinstance(event.message, Progress):
+            self.order(Notice("planned", event.job))
 
     def _known(self, name: str, event: Event) -> Gang:
         job = self._jobs.get(name)

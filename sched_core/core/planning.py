@@ -76,8 +76,8 @@ class Planning:
         The computations that the policy asks for.
     estimates
         The estimates of how long jobs run that policies see.
-    due
-        True if there is reason to ask the policy.
+    due, plans
+        True if there is reason to ask the policy; how often it was asked.
     needs_durations, guarantees
         True if the policy wants to know how long jobs run; true if it can guarantee deadlines (false once it
         failed to answer whether a job has a guarantee).
@@ -92,7 +92,7 @@ class Planning:
         self._sharer = policy if isinstance(policy, Shares) else None
         self.waits = Waits(lambda: self.ledger.free, self._over_share if self._sharer else None)
         self.ledger = Ledger(cluster, policy.name)
-        self.due = False
+        self.due, self.plans = False, 0
         self.needs_durations = policy.needs_durations
         self._guarantor = policy if isinstance(policy, Guarantees) else None
         self.guarantees = self._guarantor is not None
@@ -291,6 +291,7 @@ class Planning:
     def _plan(self, now: float) -> Plan | None:
         """Return the policy's plan, verified. None if the policy failed or its plan is impossible."""
         plan: Plan | None = None
+        self.plans += 1
         try:
             plan = ask_for_plan(self._policy, self._view)
             verify(plan, self._view, self.ledger, self._eligible)

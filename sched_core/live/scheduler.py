@@ -67,8 +67,8 @@ _REASON_CHARACTERS = 1000
 #: Notices of what is expected; the log warns of all others.
 _EXPECTED = frozenset(
     (
-        *("arrived", "began", "first_step", "guaranteed", "idle", "packed", "relaunched", "relocated"),
-        *("resized", "switched", "timed", "trial_passed", "went_on"),
+        *("arrived", "began", "first_step", "guaranteed", "idle", "packed", "planned", "relaunched"),
+        *("relocated", "resized", "switched", "timed", "trial_passed", "went_on"),
     )
 )
 

@@ -8,11 +8,12 @@ from math import inf, nan
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import Cancelled, Held, Launch, Limited, Noted
+from gpuslice.sched_core.core.events import Cancelled, Held, Launch, Limited, Noted, Notice, Submitted
+from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policy import Migrate, Plan, PolicyError, Start, Suspend, View
 
-from ..driver import Driver, Scripted, notices, picture, told
+from ..driver import PROGRAM, Driver, Scripted, notices, picture, told
 
 
 def broken(view: View) -> Plan:
@@ -145,3 +146,21 @@ def test_a_plan_that_hands_a_device_over_is_entered_as_a_whole() -> None:
     policy.next = lambda _: Plan([Start("b", (0,)), Suspend("a")])
     assert [job for job, _, _ in told(driver.wake(), wire.Suspend)] == ["a"]
     assert [job for job, _, _ in told(driver.parked("a", 11), wire.Resume)] == ["b"]
+
+
+def test_a_heartbeat_at_which_the_policy_plans_orders_something_so_that_the_journal_keeps_it() -> None:
+    """Replayed without it, a policy would be asked at another moment, and could decide otherwise."""
+    policy = Scripted()
+    driver = Driver(policy=policy)
+    driver.do(Submitted(JobSpec(id="a", submit_s=driver.now_s, max_steps=12), PROGRAM))
+    driver.hello("a")
+    driver.resumed("a")
+    driver.progress("a", 10)
+    policy.next = lambda view: Plan([Suspend("a")])
+    driver.core.planning.due = True
+    driver.wake()
+    assert driver.state("a") is JobState.SUSPENDING
+    assert driver.progress("a", 11) == []
+    plans = driver.core.planning.plans
+    assert driver.progress("a", 12) == [Notice("planned", "a")], "it has made its steps"
+    assert driver.core.planning.plans > plans
