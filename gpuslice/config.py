@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -157,9 +157,12 @@ def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:
     except msgspec.ValidationError as error:
         _, _, where = str(error).partition(" - at `$.")
         name = where.rstrip("`")
+        kind = get_type_hints(Settings).get(name)
+        choices = ", ".join(get_args(kind)) if get_origin(kind) is Literal else ""
         raise ConfigError(
-            f"wrong setting {explain(error)}",
-            f"it is set by a flag, by {variable(name)} or in the configuration file",
+            f"the setting {explain(error).replace(', not text', f', not {_short(str(values.get(name)))}')}",
+            (f"choose among {choices}; " if choices else "")
+            + f"it is set by an option, by {variable(name)} or in the configuration file",
         ) from error
 
 

@@ -191,7 +191,7 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             If they do. The error names the values.
         """
         if self.guaranteed and not self.deadline_s:
-            raise UsageError("there is no deadline to be guaranteed", "state it: --deadline 2h")
+            raise UsageError("--guaranteed is given without a deadline", "add it: --deadline 2h")
         if self.guaranteed and not (self.steps or self.max_steps or self.expected_s):
             raise UsageError(
                 "without the number of its steps nobody can tell how long it takes, nor guarantee a deadline",

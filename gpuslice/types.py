@@ -84,6 +84,18 @@ _DEVICE = re.compile(r"(cpu|cuda|null)(?::([0-9]{1,3}))?((?:\+[0-9]{1,3})*)")
 _JOB = re.compile(_NAME)
 _BOUND = re.compile(r"Expected `(int|float)` ([<>]=?) (\S+)")
 _LENGTH = re.compile(r"Expected `(?:str|object|array)` of length <= (\d+)")
+_ENUM = re.compile(r"Invalid enum value (.*)")
+_TYPE = re.compile(r"Expected `([^`<>=]*)`, got `([^`]*)`")
+#: msgspec's names of types, in words.
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "null": "nothing",
+    "array": "a list",
+    "object": "a table",
+}
 _T = TypeVar("_T")
 
 
@@ -225,6 +237,14 @@ def explain(error: Exception) -> str:
         return f"{field or 'it'} has to be {kind} {bound[2]} {float(bound[3]):.16g}"
     if (length := _LENGTH.match(what)) is not None:
         return f"{field or 'it'} has to be no longer than {length[1]}"
+    if (value := _ENUM.match(what)) is not None:
+        return f"{field or 'it'} cannot be {value[1]}"
+    if (types := _TYPE.match(what)) is not None:
+        wanted, found = (
+            " or ".join(_TYPES.get(name.strip(), name.strip()) for name in side.split("|"))
+            for side in types.groups()
+        )
+        return f"{field or 'it'} has to be {wanted}, not {found}"
     return f"{field}: {what}" if field else what
 
 

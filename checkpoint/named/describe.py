@@ -156,7 +156,7 @@ class Describer:
         """Return the node of a tensor of any layout, with the gradient that it keeps."""
         if tensor.grad_fn is not None and not tensor.is_leaf:
             raise UsageError(
-                f"{path} is part of an autograd graph", "attach x.detach(); a graph cannot be saved"
+                f"{path} is part of an autograd graph, which cannot be saved", "attach x.detach()"
             )
         if shards.is_distributed(tensor):
             self.covered.add(id(tensor))
@@ -187,7 +187,9 @@ class Describer:
 
     def _sparse(self, tensor: torch.Tensor, path: str) -> SparseNode:
         if tensor.layout not in SPARSE_PARTS:
-            raise UsageError(f"{path} has layout {tensor.layout}", "attach it as a strided tensor")
+            raise UsageError(
+                f"{path} has layout {tensor.layout}, which cannot be saved", "attach it as a strided tensor"
+            )
         parts = enumerate(strided_parts(tensor.detach()))
         nodes = [self._strided(part, f"{path}[{number}]") for number, part in parts]
         coalesced = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
@@ -217,7 +219,9 @@ class Describer:
             # A copy, because a tensor over NumPy's memory is a storage of another kind.
             tensor = torch.from_numpy(np.array(array, order="C"))
         except TypeError as error:
-            raise UsageError(f"{path} is an array of {array.dtype}", "attach numbers only") from error
+            raise UsageError(
+                f"{path} is an array of {array.dtype}, which cannot be saved", "attach arrays of numbers"
+            ) from error
         return ArrayNode(self._strided(tensor, path))
 
     def _module(self, module: torch.nn.Module, path: str) -> ModuleNode:
@@ -280,7 +284,10 @@ class Describer:
         """Return the node of a dictionary's items."""
         for key in mapping:
             if not _is_key(key):
-                raise UsageError(f"{path} has {classes.with_article(key)} as a key", "use text or numbers")
+                raise UsageError(
+                    f"{path} has {classes.with_article(key)} as a key, which cannot be saved",
+                    "use text or numbers as keys",
+                )
         if all(map(_is_scalar, mapping.values())):
             return ValueNode.of(dict(mapping), path)
         items = {key: self.node(item, f"{path}[{key!r}]") for key, item in mapping.items()}

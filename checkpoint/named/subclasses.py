@@ -51,7 +51,10 @@ def describe(tensor: torch.Tensor, path: str, part: Describe, strided: Describe)
         If it is the parameter of a lazy module, which has no value yet.
     """
     if torch.nn.parameter.is_lazy(tensor):
-        raise UsageError(f"{path} is a {type(tensor).__name__}", "run one batch through lazy modules first")
+        raise UsageError(
+            f"{path} is a {type(tensor).__name__}, which has no values yet",
+            "run one batch through lazy modules first",
+        )
     what = f"{path} is a {type(tensor).__name__}"
     if tensor.is_nested:
         return UnsavedNode(f"{what}, a nested tensor")

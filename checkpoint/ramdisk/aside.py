@@ -134,5 +134,5 @@ def _rank(store: Path) -> str:
 
 def _running(job: str, process: str) -> UsageError:
     return UsageError(
-        f"job {job} is running already, in {process}", "wait for it or stop it, or name this one otherwise"
+        f"job {job} is running already, in {process}", "wait for it or stop it, or give this one another name"
     )

@@ -133,7 +133,7 @@ class RamDisk:
             If all that it left is in the spill directory, and damaged.
         """
         if rank < 0:
-            raise UsageError(f"rank {rank} cannot be", "count ranks from 0")
+            raise UsageError(f"rank {rank} is negative", "count ranks from 0")
         if job is None:
             directory = self.directory / f"{UNNAMED}{secrets.token_hex(8)}.r{rank}"
         else:

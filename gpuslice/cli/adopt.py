@@ -47,9 +47,12 @@ def command(
     if suspend and resume:
         raise UsageError("both --suspend and --resume are given", "choose one of the two")
     if to is not None and not resume:
-        raise UsageError("--to without --resume", "a process moves when it is resumed")
+        raise UsageError("--to is given without --resume", "a process moves when it is resumed: add --resume")
     if timeout is not None and not (suspend and 0 < timeout < 86_400):
-        raise UsageError("--timeout is for --suspend, in seconds of at most a day", "give both, or neither")
+        raise UsageError(
+            "--timeout needs --suspend, and seconds of at most a day",
+            "give both, such as --suspend --timeout 60",
+        )
     adopted.check_pid(pid)
     process = Process(pid)
     if suspend:

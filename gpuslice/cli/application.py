@@ -6,9 +6,11 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from enum import Enum
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
@@ -21,6 +23,20 @@ from .help_groups import GroupedCommands
 
 #: What the parser raises for a wrong command line; typer exports only classes derived from it.
 ParserError = cast(type[Exception], typer.BadParameter.__mro__[2])
+#: The parser's messages, and what is said instead.
+_PLAIN = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"^Got unexpected extra arguments?(?:\(s\))? \((.*)\)$", r"unexpected argument: \1"),
+        (r"^Option '(.*)' requires an argument\.$", r"\1 needs a value"),
+        (r"^Option '(.*)' does not take a value\.$", r"\1 takes no value"),
+        (r"^Missing option '(.*)'\.$", r"\1 is missing"),
+        (r"^Missing argument '(.*)'\.$", r"the argument \1 is missing"),
+        (r"^No such command '(.*?)'\.", r"there is no command '\1'."),
+    )
+]
+_WRONG_VALUE = re.compile(r"^Invalid value for '(.*?)': (.*)", re.DOTALL)
+_KINDS: Mapping[type, str] = {int: "a whole number", float: "a number"}
 
 
 def _version(show: bool) -> None:
@@ -197,17 +213,38 @@ def run(modules: Mapping[str, str], arguments: Sequence[str]) -> int:
         command = " ".join(["gpuslice", *modules]) if len(modules) == 1 else "gpuslice"
         if context := getattr(error, "ctx", None):  # of the command below it, as `gpuslice ramdisk verify`
             command = context.command_path
-        what = _message(error)
+        what = _message(error, arguments)
         sys.stderr.write(f"gpuslice: {what}\ngpuslice: see `{command} --help`\n")
         return 2
     return status if isinstance(status, int) else 0
 
 
-def _message(error: Exception) -> str:
+def _message(error: Exception, arguments: Sequence[str]) -> str:
     """Return what is wrong with a command line, and the option or command that may have been meant."""
     found = cast(Any, error)
-    if isinstance(error, typer.BadParameter):
-        return str(found.message if found.param is None else found.format_message())
     if hasattr(error, "possibilities"):  # an option that does not exist; typer exports no class for it
         return _unknown(found.option_name, found.possibilities or ())
-    return str(found.format_message())
+    if isinstance(error, typer.BadParameter) and found.param is None:
+        return str(found.message)
+    message = str(found.format_message())
+    for pattern, words in _PLAIN:
+        message = pattern.sub(words, message)
+    if (wrong := _WRONG_VALUE.match(message)) is None:
+        return message
+    name, kind = wrong[1], _kind_of(found)
+    given = [
+        word.partition("=")[2] or after
+        for word, after in zip(arguments, [*arguments[1:], ""], strict=True)
+        if word.partition("=")[0] in found.param.opts and name.startswith("-")
+    ]
+    value = f", not {given[-1]!r}" if given else ""
+    return f"{name} has to be {kind}{value}" if kind else f"{name}: {wrong[2]}"
+
+
+def _kind_of(error: Any) -> str | None:
+    """Return in words what the values of the wrong parameter have to be; None if there is no word for it."""
+    hint = declare.hints(inspect.unwrap(error.ctx.command.callback))[error.param.name]
+    kind, _ = declare.kind_of(get_args(hint)[0])
+    if issubclass(kind, Enum):
+        return " or ".join(str(one.value) for one in kind)
+    return _KINDS.get(kind)

@@ -67,7 +67,7 @@ def command(
         raise UsageError(f"both --pairs and --subsets {subsets} are given", "choose one of the two")
     for option, value in (("--seconds", seconds), ("--turn", turn)):
         if not (math.isfinite(value) and value > 0):
-            raise UsageError(f"{option} {value:g}", "give a time above 0")
+            raise UsageError(f"{option} {value:g} is not a time", "give a number of seconds above 0")
     commands = [_words(script) for script in scripts]
     for words in commands:
         command_line(words)
@@ -269,7 +269,7 @@ def _words(script: str) -> list[str]:
     try:
         return shlex.split(script)
     except ValueError as error:
-        raise UsageError(f"{script!r} is no command line: {error}", "quote it anew") from error
+        raise UsageError(f"{script!r} is no command line: {error}", "check its quotes") from error
 
 
 def _write(result: Result, json: Path | None, csv: Path | None, html: Path | None) -> None:

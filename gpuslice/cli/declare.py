@@ -92,7 +92,7 @@ def parameters(command: Callable[..., object]) -> dict[str, Parameter]:
         declared = declaration(hint)
         if declared is None:
             continue
-        kind, many = _kind(get_args(hint)[0])
+        kind, many = kind_of(get_args(hint)[0])
         words = declared.words or (f"--{name.replace('_', '-')}",) if isinstance(declared, Option) else ()
         found[name] = Parameter(
             name, kind, many, taken[name].default is inspect.Parameter.empty, words, declared
@@ -133,7 +133,7 @@ def declaration(hint: Any) -> Option | Argument | None:
     return next((extra for extra in extras if isinstance(extra, Option | Argument)), None)
 
 
-def _kind(hint: Any) -> tuple[type, bool]:
+def kind_of(hint: Any) -> tuple[type, bool]:
     """Return the type of a value, and True if there may be several: str and True of ``list[str] | None``."""
     if get_origin(hint) in (UnionType, Union):
         (hint,) = (part for part in get_args(hint) if part is not NoneType)

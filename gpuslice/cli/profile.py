@@ -42,7 +42,7 @@ def command(
     from gpuslice.profiler.sampler import Sampler
 
     if steps < 1:
-        raise UsageError(f"--steps {steps}", "record at least one")
+        raise UsageError(f"--steps {steps} records nothing", "give 1 or more")
     settings = config.load(device=device)
     check_outputs({"--json": json, "--html": html})
     readers = _readers(settings)

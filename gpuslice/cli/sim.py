@@ -97,7 +97,7 @@ def command(
         policy or compare or settings or placement or defragment or (cost, speed) != ("none", "linear")
     ):
         raise UsageError(
-            "--peer settles policy, placement, cost and speed",
+            "--peer sets policy, placement, cost and speed itself",
             "leave out --policy, --compare, --set, --placement, --defragment, --cost, --speed",
         )
     # Before hours of simulation.
@@ -169,7 +169,9 @@ def _requests(base: Request, policies: list[str], settings: list[str]) -> list[R
     components = {*(["placement"] if base.placement else []), *policies}
     for component in by_component:
         if component not in components:
-            raise UsageError(f"--set names {component!r}, which does not run", nearest(component, components))
+            raise UsageError(
+                f"--set names {component!r}, which is not simulated", nearest(component, components)
+            )
     takes = {name: policy_options(name) for name in policies}
     for key in plain:
         if len(policies) > 1 and not any(key in known for known in takes.values()):

@@ -34,7 +34,7 @@ def command(
 
     words, json = _last_json(words or [], json)
     if bool(words) == bool(model):
-        raise UsageError("give a script, or --model", "one of the two")
+        raise UsageError("neither a script nor --model is given", "give one of the two")
     check_outputs({"--json": json})
     skew = _of_script(words) if words else _of_factory(model or "")
     if json is not None:

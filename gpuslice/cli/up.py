@@ -146,12 +146,17 @@ def command(
         for size in filter(None, (ramdisk_limit, spill_limit)):
             config.parse_size(size)
         if spill_limit and spill_dir is None:
-            raise UsageError("--spill-limit without --spill-dir", "say where to: --spill-dir DIR")
+            raise UsageError(
+                "--spill-limit is given without --spill-dir", "name the directory: --spill-dir DIR"
+            )
         if spill_dir is not None:
             private_directory(spill_dir, option="--spill-dir", parents=True)
         tcp = scheduler_setup.tcp_listener(bind, curve_keys)
         if not 0 <= switch_share < 1:
-            raise UsageError(f"--switch-share {switch_share} is no part of the time", "give 0.03 or the like")
+            raise UsageError(
+                f"--switch-share {switch_share} is not a share of the time",
+                "give a number from 0 to below 1, such as 0.03",
+            )
         grace_s = config.parse_duration(grace)
         quantum_s = None if quantum is None else config.parse_duration(quantum)
         options = scheduler_setup.options(
@@ -166,7 +171,7 @@ def command(
         device_memory_bytes = scheduler_setup.device_memory(names)
         others = None
         if ray is None and replicate_every:
-            raise UsageError("--replicate-every without other nodes", "add --ray auto")
+            raise UsageError("--replicate-every needs other nodes", "add --ray auto")
         if ray is not None:
             lost_after_s = config.parse_duration(node_timeout)
             others = other_nodes.OtherNodes(

@@ -218,7 +218,5 @@ def find(
         return LocalConnection(config.state_directory(state_dir, environ))
     keys = curve_keys or environ.get(CURVE_KEYS)
     if not keys:
-        raise UsageError(
-            f"{connect} without keys", f"name a directory of keys: --curve-keys, or {CURVE_KEYS}"
-        )
+        raise UsageError(f"{connect} needs keys", f"name a directory of keys: --curve-keys, or {CURVE_KEYS}")
     return RemoteConnection(connect, Path(keys))

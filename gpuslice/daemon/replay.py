@@ -94,7 +94,9 @@ def _read_setup(journal: Journal) -> Setup:
     """
     written = journal.about()
     if written is None:
-        raise EnvironmentUnusableError(f"{journal.path} is the journal of nobody", "try again once it is up")
+        raise EnvironmentUnusableError(
+            f"{journal.path} has no scheduler's options yet", "try again when the scheduler is up"
+        )
     setup = read_setup(written)
     if setup.core_version != CORE_VERSION:
         raise EnvironmentUnusableError(

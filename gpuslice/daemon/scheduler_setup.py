@@ -106,11 +106,11 @@ class Setup:
         policy = make_policy(self.policy, self.options)
         if self.profiles:
             if not isinstance(policy, Packing):
-                raise UsageError("--profiles are for pairs, and nothing is packed", "add --pack")
+                raise UsageError("--profiles has no effect: this scheduler packs no jobs", "add --pack")
             policy.priors = by_scripts(self.profiles)
         if policy.needs_durations and self.policy in POLICIES and self.policy not in _ESTIMATES_DO:
             raise ConfigError(
-                f"policy {self.policy} needs to know how long jobs run, which nobody does here",
+                f"policy {self.policy} needs to know how long jobs run, which is not known here",
                 f"choose one that does not, such as rr, 2das or las, or of {', '.join(_ESTIMATES_DO)}",
             )
         return policy
@@ -168,7 +168,7 @@ def parse_devices(text: str) -> tuple[DeviceName, ...]:
         (name,) = names
         if name.index == 0 and ":" in text:
             raise UsageError(
-                f"--devices {text} comes to no device: {name.kind}:N alone means N devices",
+                f"--devices {text} names no device: {name.kind}:N alone means N devices",
                 f"write {name.kind}:1 for one",
             )
         names = [DeviceName(name.kind, index) for index in range(name.index or 1)]
@@ -378,9 +378,11 @@ def tcp_listener(bind: str | None, curve_keys: Path | None) -> tuple[str, Path] 
     if bind is None and curve_keys is None:
         return None
     if bind is None:
-        raise UsageError("--curve-keys without --bind", "say where to listen: --bind tcp://127.0.0.1:7311")
+        raise UsageError(
+            "--curve-keys is given without --bind", "name where to listen: --bind tcp://127.0.0.1:7311"
+        )
     host_and_port(bind)
     if curve_keys is None:
-        raise UsageError(f"--bind {bind} without keys", "name a directory of keys: --curve-keys DIR")
+        raise UsageError(f"--bind {bind} needs keys", "name a directory of keys: --curve-keys DIR")
     scheduler_keys(curve_keys)
     return bind, curve_keys.absolute()

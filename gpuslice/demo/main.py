@@ -56,7 +56,7 @@ def run(
         If an option is impossible.
     """
     if steps is not None and steps < 1:
-        raise UsageError(f"{steps} steps train nothing", "give one or more")
+        raise UsageError(f"{steps} is not a number of steps", "give 1 or more")
     if device.kind == "cpu" and device.index:
         raise UsageError(f"{device} is not the host's only slot", "give cpu, or a GPU such as cuda:0")
     device = DeviceName(device.kind, device.index or 0)

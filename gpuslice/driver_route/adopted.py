@@ -54,16 +54,20 @@ def check_pid(pid: int) -> None:
     """
     if not 0 < pid < 1 << 31:
         raise UsageError(
-            f"{pid} is no process", "give the id of one that uses a GPU; `gpuslice smi` lists them"
+            f"{pid} is not a process id",
+            "give the id of a process that uses a GPU; `gpuslice smi` lists them",
         )
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         raise UsageError(
-            f"there is no process {pid}", "give the id of one that uses a GPU; `gpuslice smi` lists them"
+            f"there is no process {pid}",
+            "give the id of a process that uses a GPU; `gpuslice smi` lists them",
         ) from None
     except PermissionError:
-        raise UsageError(f"process {pid} belongs to another user", "ask its owner, or be root") from None
+        raise UsageError(
+            f"process {pid} belongs to another user", "run gpuslice as its owner or as root"
+        ) from None
 
 
 def suspend(process: CheckpointableProcess, timeout_s: float = LOCK_TIMEOUT_S) -> None:

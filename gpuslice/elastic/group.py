@@ -30,7 +30,7 @@ def connect(rank: int, width: int, environ: Mapping[str, str]) -> Store:
     if missing:
         raise UsageError(
             f"{missing[0]} is not set, so the {width} ranks cannot find each other",
-            "start the script with torchrun, or set it",
+            "start the script with torchrun, or set the variable",
         )
     master = rank == 0 and environ.get(_AGENT_STORE) != str(True)
     store = TCPStore(

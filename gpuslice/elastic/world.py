@@ -194,7 +194,7 @@ class World:
     def _check_attached(self) -> None:
         if self._ended:
             raise UsageError(
-                f"a loop goes on whose job is attached no more: {self._ended}", "leave it before"
+                f"a loop continues after its job was detached: {self._ended}", "leave the loop before that"
             )
 
     def restartable(self, *, explicit: bool) -> bool:

@@ -121,5 +121,6 @@ class _Deadline:
         if time.monotonic() > self._end_s:
             slow = ", ".join(f"{member.name} made {member.intervals} steps" for member in self._members)
             raise EnvironmentUnusableError(
-                f"the scripts did not train together for long enough: {slow}", "see what they do at first"
+                f"the scripts did not train together for long enough: {slow}",
+                "see what the scripts do before they train",
             )

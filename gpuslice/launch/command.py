@@ -62,7 +62,9 @@ def command_line(words: Sequence[str]) -> list[str]:
     if not os.path.exists(first):
         if not os.path.isabs(first):
             check_working_directory()
-        raise UsageError(f"there is no script {first!r}", "a command of another kind goes after --")
+        raise UsageError(
+            f"there is no script {first!r}", "check the path; to run another command, write -- before it"
+        )
     if os.path.isdir(first) and not os.path.exists(os.path.join(first, "__main__.py")):
         raise UsageError(f"{first!r} is a directory without a __main__.py", "name the script in it")
     return [sys.executable, first, *rest]

@@ -45,7 +45,7 @@ class KeptTrials:
             self.trials = self._load()
         except BlockingIOError as error:
             self._file.close()
-            raise UsageError("the same experiment runs already", "let it end, or end it") from error
+            raise UsageError("the same experiment is running already", "wait for it, or stop it") from error
         except BaseException:
             self._file.close()
             raise

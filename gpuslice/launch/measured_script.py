@@ -149,7 +149,7 @@ class MeasuredScript:
         except subprocess.TimeoutExpired as error:
             raise EnvironmentUnusableError(
                 f"{self.name} did not end at a boundary within {_ENDING_S:.0f} s",
-                "let it neither catch SystemExit nor evaluate for so long",
+                "it must not catch SystemExit, nor evaluate for that long",
             ) from error
         self._take(self._process)
 
@@ -195,7 +195,9 @@ class MeasuredScript:
         self._process = None
         if status:
             how = f"was killed by signal {-status}" if status < 0 else f"failed with exit status {status}"
-            raise UsageError(f"{self.name} {how}; its last lines are:\n{self._last_lines()}", "mend it")
+            raise UsageError(
+                f"{self.name} {how}; its last lines are:\n{self._last_lines()}", "correct the script"
+            )
         if not self._recording.exists():
             raise UsageError(
                 f"{self.name} recorded no step; its last lines are:\n{self._last_lines()}",

@@ -35,7 +35,9 @@ def check_kinds(words: str, device_kind: str) -> tuple[str, ...]:
     kinds = tuple(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown or not kinds:
-        raise UsageError(f"--stress {words}", f"choose among {', '.join(KINDS)}")
+        raise UsageError(
+            f"--stress {words} names no kind of load, or an unknown one", f"choose among {', '.join(KINDS)}"
+        )
     if "pcie" in kinds and device_kind == "cpu":
         raise UsageError(
             "--stress pcie on a host slot: jobs there send nothing over PCIe", "leave pcie out, or name a GPU"

@@ -163,7 +163,7 @@ def bring(wanted: Wanted, job: str) -> None:
         with suppress(NodeLostError):  # one that has just gone has nothing that could be sent
             held[name] = decode(call(boundaries, node, job, len(wanted.targets), node.flags))
     if (routes := choose(held, wanted.targets)) is None:
-        raise UsageError(f"no living node has a whole snapshot of {job}", "replicate it, see multi-node.md")
+        raise UsageError(f"no living node has a whole snapshot of {job}", "replicate it, see docs/nodes.md")
     for (source, target), ranks in routes.ways.items():
         ship(job, there[source], there[target], ranks=ranks, boundary=routes.boundary, replace=True)
 

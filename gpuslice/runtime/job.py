@@ -233,7 +233,7 @@ class Job:
     def _check_place(self, call: str) -> None:
         if self._ended:
             raise UsageError(
-                f"{call}() is called of a job that is attached no more: {self._ended}",
+                f"{call}() is called on a job that was detached: {self._ended}",
                 "use the job that was attached last",
             )
         _check_place(call)

@@ -147,7 +147,7 @@ class Progress:
     def _check_attached(self) -> None:
         if self._ended:
             raise UsageError(
-                f"a loop goes on whose job is attached no more: {self._ended}",
+                f"a loop continues after its job was detached: {self._ended}",
                 "leave the loop before that, and go through the loops of the job that was attached last",
             )
 

@@ -98,7 +98,10 @@ def skew_of_factory(name: str) -> Skew:
         except Exception as error:
             raise _failure(f"calling {name} without arguments", error) from error
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"{name} makes a {type(model).__name__}", "name a factory of torch.nn.Module")
+        raise UsageError(
+            f"{name} makes a {type(model).__name__}, not a torch.nn.Module",
+            "name a factory that returns a module",
+        )
     return measure_skew(tensor_sizes(model.parameters()))
 
 

@@ -39,7 +39,7 @@ class State(UserDict[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(name, str) or name.startswith(OWN_PREFIX):
-            raise UsageError(f"job.state cannot have the name {name!r}", "choose another text")
+            raise UsageError(f"job.state cannot have the name {name!r}", "choose another name")
         if name in self._attached:
             raise UsageError(
                 f"{name!r} is the name of an attached object", "choose another one for job.state"
@@ -74,7 +74,8 @@ def _refuse_objects(value: object, path: str) -> None:
     """Raise ``UsageError`` if ``value`` holds an object, such as a module, that only ``attach`` can save."""
     if is_holder(value):
         raise UsageError(
-            f"{path} is a {type(value).__qualname__}", "give it to gpuslice.attach; or its state_dict() here"
+            f"{path} is a {type(value).__qualname__}, which job.state cannot save",
+            "attach it, or keep its state_dict() here",
         )
     if isinstance(value, Mapping):
         for key, item in value.items():

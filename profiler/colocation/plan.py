@@ -56,15 +56,19 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.size < 2:
-            raise UsageError(f"--subsets {self.size}", "at least two scripts run together")
+            raise UsageError(f"--subsets {self.size} is too small", "give 2 or more: scripts run together")
         if self.jobs < self.size:
             count = f"{self.jobs} script{'' if self.jobs == 1 else 's'}"
             raise UsageError(f"{count} for sets of {self.size}", "name more, or the same one again")
         if self.repeats < 2:
-            raise UsageError(f"--repeats {self.repeats}", "an interval needs at least two")
+            raise UsageError(
+                f"--repeats {self.repeats} is too few", "give 2 or more: an interval needs two rounds"
+            )
         least = 0 if self.stress else 1
         if self.sample is not None and self.sample < least:
-            raise UsageError(f"--sample {self.sample}", "without --stress, nothing else tells of the sets")
+            raise UsageError(
+                f"--sample {self.sample} measures no set", "give 1 or more, or add --stress to predict them"
+            )
 
     @property
     def sets(self) -> list[Members]:

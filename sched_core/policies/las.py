@@ -32,7 +32,7 @@ class LeastAttained(RankedPolicy[Entry]):
     ) -> None:
         super().__init__(placement)
         if not quantum_s > 0:
-            raise ConfigError(f"quantum_s={quantum_s} is no time", "give a positive number of seconds")
+            raise ConfigError(f"quantum_s={quantum_s} is not a time", "give a positive number of seconds")
         self.quantum_s = quantum_s
         self.by_devices = by_devices
         self._compare_s: float | None = None

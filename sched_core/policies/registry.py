@@ -125,7 +125,7 @@ def policy_options(name: str) -> list[str]:
 def _placement(name: str, stated: Mapping[str, object], given: Placement | None) -> Placement | None:
     """Return the placement that the options ask for, else ``given``."""
     if stated and not name:
-        raise ConfigError(f"{next(iter(stated))} is of no use without a placement", "state placement, too")
+        raise ConfigError(f"{next(iter(stated))} is of no use without a placement", "give a placement, too")
     if name and given is not None:
         raise ConfigError(f"there are two placements, {name} and {given.name}", "leave out one of them")
     options = {key.removeprefix(_PLACEMENT): value for key, value in stated.items()}
@@ -193,7 +193,9 @@ def make_policy(
         if not _takes_placement(name):
             raise ConfigError(f"policy {name} places jobs itself", "leave out relax_after_s")
         if placement is not None:
-            raise ConfigError("relax_after_s is a placement of its own", f"leave out {placement.name}")
+            raise ConfigError(
+                "relax_after_s cannot be combined with a placement", f"leave out {placement.name}"
+            )
         relaxing = placement = RelaxingPlacement(settings.relax_after_s)
     if placement is not None and not _takes_placement(name):
         raise ConfigError(
@@ -206,9 +208,9 @@ def make_policy(
     if settings.defragment:
         policy = _defragmenting(policy, settings, own)
     elif apart := [key for key in stated if key.startswith("apart_")]:
-        raise ConfigError(f"{apart[0]} is of no use without defragment", "state defragment=true, too")
+        raise ConfigError(f"{apart[0]} is of no use without defragment", "add defragment=true")
     if "trial_s" in stated and not settings.trial_nodes:
-        raise ConfigError("trial_s is the time on a pool of trial_nodes", "state trial_nodes, too")
+        raise ConfigError("trial_s is of no use without trial_nodes", "add trial_nodes")
     if settings.trial_nodes:
         policy = TrialPool(policy, settings.trial_nodes, settings.trial_s)
     if settings.pack:

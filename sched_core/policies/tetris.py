@@ -68,7 +68,9 @@ class Tetris(StartingPolicy):
     ) -> None:
         super().__init__(placement)
         if not shortness >= 0:
-            raise ConfigError(f"shortness={shortness} would prefer long jobs", "give a weight of at least 0")
+            raise ConfigError(
+                f"shortness={shortness} is negative and would prefer long jobs", "give 0 or more"
+            )
         self._shortness = shortness
         self._limits = (node_cpus, node_memory_gib)
 

@@ -44,7 +44,9 @@ class TrialPool(Wrapper):
 
     def __init__(self, policy: Policy, nodes: int, trial_s: float) -> None:
         if nodes < 1 or not trial_s > 0:
-            raise ConfigError(f"trial_nodes={nodes}, trial_s={trial_s} make no pool", "both must be positive")
+            raise ConfigError(
+                f"trial_nodes={nodes}, trial_s={trial_s} are not possible", "both must be above 0"
+            )
         super().__init__(policy)
         self._nodes = nodes
         self._trial_s = trial_s

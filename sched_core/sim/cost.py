@@ -81,7 +81,7 @@ class JournalCost:
                 elif isinstance(event, Reported):
                     self._learn(event, models.get(event.job, ""), last)
         if self._costs.switch(State(0)) is None:
-            raise UsageError(f"{path} has no switches", "run jobs that take turns first")
+            raise UsageError(f"{path} has no switches", "first run jobs that take turns")
 
     def resume_s(self, job: Job) -> float:
         key = job.spec.model, job.spec.device_memory_bytes

@@ -86,7 +86,8 @@ class Request:
         cost, speed = parse_cost(self.cost), parse_speed(self.speed)
         if not 0 <= self.switch_share < 1:
             raise UsageError(
-                f"--switch-share {self.switch_share} is no part of the time", "give 0.03 or the like"
+                f"--switch-share {self.switch_share} is not a share of the time",
+                "give a number from 0 to below 1, such as 0.03",
             )
         return Simulation(
             self.trace,

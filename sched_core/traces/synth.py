@@ -57,7 +57,9 @@ def synthesize(spec: SynthSpec) -> Trace:
         ("sigma", spec.sigma, 10.0),
     ):
         if not (0 < number <= most or (what == "sigma" and number == 0)):
-            raise UsageError(f"no trace has a {what} of {number}", f"give a number above 0, up to {most:g}")
+            raise UsageError(
+                f"a trace cannot have a {what} of {number}", f"give a number above 0, up to {most:g}"
+            )
     draw = random.Random(spec.seed)
     demands = [demand for demand in _DEMANDS if demand <= spec.devices]
     weights = _WEIGHTS[: len(demands)]

@@ -68,8 +68,8 @@ def test_a_command_of_commands_alone_prints_its_help(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("line", "what", "see"),
     [
-        ("pss", "No such command 'pss'. Did you mean 'ps'?", "gpuslice"),
-        ("ramdisk lst", "No such command 'lst'. Did you mean 'ls'?", "gpuslice ramdisk"),
+        ("pss", "there is no command 'pss'. Did you mean 'ps'?", "gpuslice"),
+        ("ramdisk lst", "there is no command 'lst'. Did you mean 'ls'?", "gpuslice ramdisk"),
         ("--versio", "unknown option --versio; did you mean --version?", "gpuslice"),
         ("ps --jso", "unknown option --jso; did you mean --json?", "gpuslice ps"),
         ("up --polcy rr", "unknown option --polcy; did you mean --policy?", "gpuslice up"),

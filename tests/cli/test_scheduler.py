@@ -181,7 +181,7 @@ def test_the_directory_may_be_a_link_to_ones_own(shell: Shell, tmp_path: Path) -
         (["--policy", "best"], "no policy 'best'"),
         (["--policy", "tetris"], "needs to know how long"),
         (["--policy", "chronus", "--set", "lease_s=5", "--quantum", "2s"], "are no multiple"),
-        (["--switch-share", "1.5"], "no part of the time"),
+        (["--switch-share", "1.5"], "not a share of the time"),
         (["--policy", "fifo", "--quantum", "1s"], "no quantum"),
         (["--set", "speed=9"], "no option 'speed'"),
         (["--quota", "t"], "not TENANT=DEVICES"),

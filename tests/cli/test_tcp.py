@@ -138,7 +138,7 @@ def test_another_version_of_the_protocol_gets_a_clear_answer(endpoint: str, keys
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--bind", "tcp://127.0.0.1:7311"], "without keys"),
+        (["--bind", "tcp://127.0.0.1:7311"], "needs keys"),
         (["--curve-keys", "KEYS"], "without --bind"),
         (["--bind", "127.0.0.1", "--curve-keys", "KEYS"], "is no TCP endpoint"),
         (["--bind", "tcp://127.0.0.1:70000", "--curve-keys", "KEYS"], "is no TCP endpoint"),
@@ -162,7 +162,7 @@ def test_an_address_that_cannot_be_had(shell: Shell, keys: Path) -> None:
 
 
 def test_clients_without_keys_or_a_scheduler(keys: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="without keys"):
+    with pytest.raises(UsageError, match="needs keys"):
         Client(connect="tcp://127.0.0.1:1")
     with pytest.raises(UsageError, match="both"):
         Client(tmp_path, connect="tcp://127.0.0.1:1", curve_keys=keys)

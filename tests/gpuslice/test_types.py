@@ -64,7 +64,7 @@ def test_job_names() -> None:
         ("environ", {"A=B": "c"}, "a name in environ has to be UTF-8 text without '='"),
         ("environ", {"A": "\0"}, "environ.* has to be UTF-8 text without the character NUL"),
         ("tenant", "a\0", "tenant has to be UTF-8 text without '=' and control characters"),
-        ("on_boundary_timeout", "explode", "on_boundary_timeout: Invalid enum value"),
+        ("on_boundary_timeout", "explode", "on_boundary_timeout cannot be 'explode'"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_by_name(field: str, value: Any, why: str) -> None:

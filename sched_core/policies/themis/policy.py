@@ -69,7 +69,7 @@ class Themis:
     ) -> None:
         if not lease_s > 0 or not 0 <= fairness <= 1 or bidders < 1:
             raise ConfigError(
-                f"lease_s={lease_s}, fairness={fairness}, bidders={bidders} do not make an auction",
+                f"lease_s={lease_s}, fairness={fairness}, bidders={bidders} are not possible",
                 "lease_s > 0, 0 <= fairness <= 1, bidders >= 1",
             )
         self._lease_s = lease_s

@@ -212,4 +212,4 @@ def test_without_scripts_it_says_what_is_missing_in_one_pair_of_quotes(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status(["colocate"]) == 2
-    assert """Missing argument '"SCRIPT.py [ARGS]"...'.""" in capsys.readouterr().err
+    assert 'the argument "SCRIPT.py [ARGS]"... is missing' in capsys.readouterr().err

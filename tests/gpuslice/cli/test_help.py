@@ -59,7 +59,7 @@ def test_a_scheduler_elsewhere_is_named_in_both_ways(
     monkeypatch.delenv("GPUSLICE_CURVE_KEYS", raising=False)
     with pytest.raises(SystemExit, match="2"):
         main([*words, "down"])
-    assert "tcp://127.0.0.1:1 without keys" in capsys.readouterr().err
+    assert "tcp://127.0.0.1:1 needs keys" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--connect", "--", "down"], ["--", "ps"], ["--curve-keys"]])

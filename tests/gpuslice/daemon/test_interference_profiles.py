@@ -125,7 +125,7 @@ def test_a_scheduler_that_packs_begins_with_them_and_no_other_takes_them(tmp_pat
     policy = setup.make_policy()
     assert isinstance(policy, Packing)
     assert policy.priors == by_scripts(profiles)
-    with pytest.raises(UsageError, match="nothing is packed"):
+    with pytest.raises(UsageError, match="packs no jobs"):
         Setup(devices, "rr", profiles=profiles).make_policy()
 
 

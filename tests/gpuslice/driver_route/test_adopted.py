@@ -205,12 +205,12 @@ def test_a_move_names_every_gpu_that_is_visible() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("0",), "0 is no process"),
-        ((str(1 << 31),), f"{1 << 31} is no process"),
+        (("0",), "0 is not a process id"),
+        ((str(1 << 31),), f"{1 << 31} is not a process id"),
         (("1", "--suspend", "--resume"), "choose one"),
-        (("1", "--to", "cuda:0=cuda:1"), "--to without --resume"),
-        (("1", "--timeout", "5"), "is for --suspend"),
-        (("1", "--suspend", "--timeout", "nan"), "is for --suspend"),
+        (("1", "--to", "cuda:0=cuda:1"), "--to is given without --resume"),
+        (("1", "--timeout", "5"), "--timeout needs --suspend"),
+        (("1", "--suspend", "--timeout", "nan"), "--timeout needs --suspend"),
     ],
 )
 def test_mistakes(words: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ def test_other_routes_are_for_all_devices(route: str | None) -> None:
         ({"argv": ()}, "nothing to run"),
         ({"environ": None}, "its environment or its directory is not stated"),
         ({"directory": ""}, "its environment or its directory is not stated"),
-        ({"guaranteed": True, "steps": 5}, "no deadline to be guaranteed"),
+        ({"guaranteed": True, "steps": 5}, "is given without a deadline"),
         ({"guaranteed": True, "deadline_s": 5.0}, "without the number of its steps"),
         (
             {"device_memory_bytes": 2, "most_device_memory_bytes": 1},

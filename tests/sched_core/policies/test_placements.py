@@ -55,7 +55,7 @@ def test_a_placement_is_an_option_with_options_of_its_own() -> None:
         ({"placement": "nowhere"}, "no placement 'nowhere'"),
         ({"placement": "spread", "placement.seed": "1"}, "no option 'seed'"),
         ({"placement.threshold": "1"}, "placement.threshold is of no use without a placement"),
-        ({"placement": "spread", "relax_after_s": "60"}, "a placement of its own"),
+        ({"placement": "spread", "relax_after_s": "60"}, "cannot be combined with a placement"),
     ],
 )
 def test_placements_that_cannot_be_are_refused(options: dict[str, str], why: str) -> None:
