@@ -74,7 +74,7 @@ _COLUMNS: tuple[tuple[str, Cell, Format, int], ...] = (
 
 
 def page(outcomes: Sequence[Outcome]) -> str:
-    """Return the whole document.
+    """Return the HTML page of one simulation under each policy.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ _PART_BYTES = 64 << 20
 
 
 class Loaded(NamedTuple):
-    """The parts of a loaded state that belong to no named object: the position, and what ranks divide.
+    """What a loaded state has besides named objects: the position, and the parts that ranks divide.
 
     Attributes
     ----------

@@ -57,7 +57,7 @@ def newest_common(boundaries: Iterable[Collection[int]]) -> int | None:
 
 
 def agree(boundaries: Collection[int], world_size: int) -> list[set[int]]:
-    """Agree with all ranks on the newest boundary that all have. A collective: every rank calls it.
+    """Exchange boundaries with all ranks. Return each rank's, up to the newest one that all have.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ class SetResult(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """All results of an experiment."""
+    """All results of a co-location experiment."""
 
     device: str
     seconds: float
