@@ -127,44 +127,52 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         Option(
             _DEVICES,
             "3G[:6G]",
-            "Limit on each device; over it, again with twice as much, up to 6G.",
+            "Memory limit on each device; with :6G, restart with twice as much, up to 6G.",
             name="memory",
             most="most_device_memory_bytes",
         ),
     ] = 0
     most_device_memory_bytes: ByteCount = 0
-    tenant: Annotated[Label, Option(_SHARES, "T", "Whose it is.")] = ""
+    tenant: Annotated[
+        Label, Option(_SHARES, "T", "The tenant that the job belongs to: quotas, RAM disk limits.")
+    ] = ""
     app: Annotated[Label, Option(_SHARES, "A", "Jobs of one app search for one model together (themis).")] = (
         ""
     )
-    weight: Annotated[Weight, Option(_SHARES, "W", "Its share, where the policy knows weights.")] = 1.0
-    steps: Annotated[Count, Option(_TIMES, "N", "Optimizer steps it has, if known: for its progress.")] = 0
-    max_steps: Annotated[Count, Option(_TIMES, "N", "End it, well, after N optimizer steps.")] = 0
+    weight: Annotated[Weight, Option(_SHARES, "W", "The job's share under rr and gandiva.")] = 1.0
+    steps: Annotated[Count, Option(_TIMES, "N", "Optimizer steps of the whole training, if known.")] = 0
+    max_steps: Annotated[Count, Option(_TIMES, "N", "End the job as a success after N optimizer steps.")] = 0
     expected_s: Annotated[
         Seconds,
-        Option(_TIMES, "40m", "How long it trains on its devices, as far as you know.", name="duration"),
+        Option(_TIMES, "40m", "How long the job trains on its devices, as far as you know.", name="duration"),
     ] = 0.0
-    deadline_s: Annotated[Seconds, Option(_TIMES, "2h", "By when it is to be through, from now.")] = 0.0
+    deadline_s: Annotated[
+        Seconds, Option(_TIMES, "2h", "Time from now in which the job should be finished.")
+    ] = 0.0
     guaranteed: Annotated[
-        bool, Option(_TIMES, "", "Refuse it if chronus cannot guarantee that (--steps or --duration).")
+        bool, Option(_TIMES, "", "Refuse the job if chronus cannot guarantee its deadline.")
     ] = False
     trial: Annotated[
         bool,
-        Option(_SHARES, "", "Try it first, ahead of all others, so that it fails early if at all."),
+        Option(
+            _SHARES, "", "First run a few mini-batches, ahead of all others, so that mistakes show early."
+        ),
     ] = False
     trial_batches: Annotated[Count, Option(_SHARES, "N", "Mini-batches of a trial.")] = 5
-    max_restarts: Annotated[Count, Option(_ENDS, "R", "Attempts after failures that are not the user's.")] = 0
+    max_restarts: Annotated[
+        Count, Option(_ENDS, "R", "Restarts after failures that are not the script's fault.")
+    ] = 0
     boundary_timeout_s: Annotated[
         Seconds,
         Option(
             _ENDS,
             "60s",
-            "Report it if it reaches no boundary for so long (or: never).",
+            "Report the job if it reaches no boundary for so long (or: never).",
             words={"never": 0.0},
         ),
     ] = 60.0
     on_boundary_timeout: Annotated[
-        Literal["leave", "kill"], Option(_ENDS, "leave|kill", "What else to do with it then.")
+        Literal["leave", "kill"], Option(_ENDS, "leave|kill", "What else to do with the job then.")
     ] = "leave"
     grace_s: Annotated[
         Seconds | None,

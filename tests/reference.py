@@ -79,7 +79,7 @@ def _argument(argument: Any) -> str:
 
 
 def _rows(command: Any) -> list[str]:
-    rows = [_row(one) for one in command.params if one.param_type_name == "option"]
+    rows = [_row(one) for one in command.params if one.param_type_name == "option" and not one.hidden]
     return [row for row in rows if row]
 
 

@@ -16,9 +16,9 @@ from .options import Json
 def command(
     pid: Annotated[int, Argument(metavar="PID", help="A process of yours that uses CUDA.")],
     suspend: Annotated[
-        bool, Option("--suspend", help="Take it off its GPUs, CUDA context included.")
+        bool, Option("--suspend", help="Take the process off its GPUs, CUDA context included.")
     ] = False,
-    resume: Annotated[bool, Option("--resume", help="Bring it back.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Bring the process back.")] = False,
     to: Annotated[
         str | None,
         Option(
@@ -29,13 +29,17 @@ def command(
     ] = None,
     timeout: Annotated[
         float | None,
-        Option("--timeout", metavar="SECONDS", help="How long it may take to become idle; 60 by default."),
+        Option(
+            "--timeout",
+            metavar="SECONDS",
+            help="How long the process may take to become idle; 60 by default.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> int:
     """Suspend, resume or look at any process that uses CUDA.
 
-    Without an option, say its state. NVIDIA's driver keeps the state, so anybody may resume the process.
+    Without an option, show its state. NVIDIA's driver keeps the state, so anybody may resume the process.
 
     Exits with 0; with 2 for no such process, or one that is suspended already or not at all; with 3 if
     the driver is missing, too old, or refuses, or if the GPU lacks memory. A process that cannot be

@@ -29,7 +29,7 @@ def command(
         typer.Option("--measure", help="Measure the GPUs' links anew; else they are shown as last measured."),
     ] = False,
 ) -> None:
-    """Say what works on this machine, and what is missing.
+    """Show what works on this machine, and what is missing.
 
     Exits with 0 if jobs can be suspended by the tensor route on some device, else with 3.
     """

@@ -27,7 +27,7 @@ def command(
     words: Words = None,
     steps: Annotated[int, Option(metavar="N", help="Record so many steps, then end the script.")] = 200,
     json: Annotated[Path | None, Option(metavar="FILE", help="Write the profile as JSON.")] = None,
-    html: Annotated[Path | None, Option(metavar="FILE", help="Write it as a page.")] = None,
+    html: Annotated[Path | None, Option(metavar="FILE", help="Write the profile as a page.")] = None,
     device: Annotated[
         str | None, Option(help="cpu, cpu:1 or cuda:0; by default the one that the script uses.")
     ] = None,

@@ -26,10 +26,11 @@ def command(
     ] = None,
     checkpoint_every: CheckpointEvery = None,
     no_verify: Annotated[
-        bool, Option("--no-verify", help="Take snapshots back without comparing their checksums.")
+        bool, Option("--no-verify", help="Restore snapshots without comparing their checksums.")
     ] = False,
     memory: Annotated[
-        str | None, Option(metavar="3G", help="Most bytes that it may allocate on its device; with --device.")
+        str | None,
+        Option(metavar="3G", help="Most bytes that the script may allocate on its device; needs --device."),
     ] = None,
     route: RouteOption = None,
     ramdisk_dir: Annotated[
@@ -49,7 +50,7 @@ def command(
     job: Annotated[
         str | None,
         Option(
-            metavar="NAME", help="Keep snapshots of attached state under this name; 'k-{fold}' has --fold."
+            metavar="NAME", help="Keep snapshots of attached state under this name; 'k-{fold}' takes --fold."
         ),
     ] = None,
     fresh: Annotated[

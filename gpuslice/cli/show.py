@@ -7,7 +7,7 @@ from .options import JobArgument, Json, StateDir
 
 
 def command(job: JobArgument, as_json: Json = False, state_dir: StateDir = None) -> int:
-    """Say everything about one job.
+    """Show everything about one job.
 
     Why it waits, its devices, its progress, where its time has gone. The keys
     of --json are those of a job in `gpuslice ps --json`.

@@ -40,7 +40,10 @@ def command(
         typer.Option(metavar="NAME", help="Which devices a job gets: consolidated, spread, skew, ..."),
     ] = None,
     defragment: Annotated[
-        bool, typer.Option("--defragment", help="Gangs move together when a job leaves, where it pays.")
+        bool,
+        typer.Option(
+            "--defragment", help="Move scattered gangs together when a job leaves, where that pays."
+        ),
     ] = False,
     cost: Annotated[
         str,
@@ -62,7 +65,7 @@ def command(
         int | None, typer.Option(metavar="J", min=1, help="Processes for --compare; by default one a core.")
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="auto, plain, compiled: the same results, the latter fast for long runs.")
+        str, typer.Option(help="auto, plain or compiled: equal results; compiled is faster for long runs.")
     ] = "auto",
     clamp: Annotated[bool, typer.Option(help="Clamp jobs that are larger than the cluster.")] = False,
     retries: Annotated[

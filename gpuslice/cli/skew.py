@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def command(
     words: Words = None,
     model: Annotated[
-        str | None, Option(metavar="PACKAGE.MODULE:FACTORY", help="Make this model, without its memory.")
+        str | None,
+        Option(metavar="PACKAGE.MODULE:FACTORY", help="Judge this model, which is made without memory."),
     ] = None,
     json: Annotated[Path | None, Option(metavar="FILE", help="Write the figures as JSON.")] = None,
 ) -> None:

@@ -39,7 +39,7 @@ def command(
     state_dir: StateDir = None,
     **given: Any,
 ) -> int:
-    """Hand a job in, unmodified, and print its id.
+    """Submit a job and print its id.
 
     When its turn comes, it runs in this directory and with this environment.
     """

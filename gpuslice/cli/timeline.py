@@ -19,7 +19,7 @@ from .options import Json, StateDir
 def command(
     out: Annotated[Path, typer.Option(metavar="run.json.gz", help="Where to write it; .gz is compressed.")],
     journal: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Another journal, such as past-1/journal.sqlite.")
+        Path | None, typer.Option(metavar="FILE", help="Read another journal, such as past-1/journal.sqlite.")
     ] = None,
     as_json: Json = False,
     state_dir: StateDir = None,

@@ -65,10 +65,12 @@ def synth(
     out: Annotated[Path, typer.Argument(metavar="OUT.csv", help="Where to write it.")],
     jobs: Annotated[int, typer.Option(help="How many jobs.")] = 1000,
     load: Annotated[float, typer.Option(help="Work that arrives, as a share of the cluster.")] = 0.9,
-    cluster: Annotated[str, typer.Option(metavar="NODESxDEVICES", help="What --load is about.")] = "4x8",
+    cluster: Annotated[
+        str, typer.Option(metavar="NODESxDEVICES", help="The cluster that --load refers to.")
+    ] = "4x8",
     median_s: Annotated[float, typer.Option(help="Median duration, in seconds.")] = 1800.0,
     sigma: Annotated[float, typer.Option(help="Spread of durations: deviation of their logarithm.")] = 1.5,
-    seed: Annotated[int, typer.Option(help="Same seed, same trace.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
 ) -> None:
     """Make up a trace: Poisson arrivals, log-normal durations, demands near Philly's."""
     from gpuslice.sched_core.cluster import Cluster

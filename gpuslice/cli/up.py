@@ -59,7 +59,7 @@ def command(
     ] = SWITCH_SHARE,
     metrics_port: Annotated[
         int | None,
-        typer.Option(metavar="P", min=0, max=65535, help="Serve numbers for Prometheus at this local port."),
+        typer.Option(metavar="P", min=0, max=65535, help="Serve metrics for Prometheus at this local port."),
     ] = None,
     quota: Annotated[
         list[str] | None,
@@ -78,7 +78,10 @@ def command(
         typer.Option(metavar="FILE", help="Measured pairs of `gpuslice colocate --json`, for --pack."),
     ] = None,
     defragment: Annotated[
-        bool, typer.Option("--defragment", help="Gangs move together when a job leaves, where it pays.")
+        bool,
+        typer.Option(
+            "--defragment", help="Move scattered gangs together when a job leaves, where that pays."
+        ),
     ] = False,
     placement: Annotated[
         str,
@@ -86,7 +89,9 @@ def command(
     ] = "",
     sockets: Annotated[
         int,
-        typer.Option(metavar="N", min=1, help="Sockets that the devices lie on, equal parts in their order."),
+        typer.Option(
+            metavar="N", min=1, help="Number of sockets that the devices lie on, in equal parts and in order."
+        ),
     ] = 1,
     ray: Annotated[
         str | None,
