@@ -46,9 +46,9 @@ class Training:
 
 
 TRAININGS = (
-    Training("chars", "transformer, Alice in Wonderland", 160),
-    Training("digits", "CNN, handwritten digits", 450),
-    Training("wine", "wide MLP with Adam, wines", 80, ("--width", "4096")),
+    Training("chars", "transformer, Alice in Wonderland", 240),
+    Training("digits", "CNN, handwritten digits", 650),
+    Training("wine", "wide MLP with Adam, wines", 48, ("--width", "4096")),
 )
 
 
