@@ -1,160 +1,157 @@
-"""Charts as inline SVG: lines over time or over a logarithmic axis, and Gantt charts."""
+"""Charts as inline SVG: lines over time or over a logarithmic axis, and Gantt charts.
+
+A plot has no width of its own. Places across it are percentages, and its letters keep their size, so that it
+reads the same in a narrow window and in a wide one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import ceil, floor, log10
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .html import COLOURS, round_step
+from .axes import CHARACTER_PX, SHARES, Axis, Column
+from .html import COLOURS, colour_key
 
-Column = NDArray[np.float64]
-
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 8, 40
-_UNITS_S = {"d": 86_400.0, "h": 3600.0, "min": 60.0, "s": 1.0}
-#: Marks of a logarithmic time axis, in seconds.
-_TIME_MARKS_S = (0.01, 0.1, 1, 10, 60, 600, 3600, 21_600, 86_400, 864_000, 8_640_000)
+#: Room above a plot, below it for the axis, and on its right for half of the last label, in pixels.
+TOP, BOTTOM, RIGHT = 8, 40, 16
 #: Hues the golden angle apart, so that neighbouring numbers look different.
 JOB_COLOURS = tuple(f"hsl({index * 137.5 % 360:.0f} 45% 55%)" for index in range(24))
+#: Units across the drawing of lines, which is stretched to the plot's width.
+_ACROSS = 1000
+#: A line of two pixels at the plot's edge is drawn whole.
+_EDGE = 3
+_LONGEST_NAME = 18
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart: ``x`` and ``y`` of shape (points,), ``y`` between 0 and 1."""
+    """One line of a chart: ``x`` and ``y`` of shape (points,), in the units of the axes.
+
+    Without a ``colour`` its colour and dashes follow its place among the lines.
+    """
 
     name: str
     x: Column
     y: Column
+    colour: str = ""
+    dashed: bool = False
+
+    def look(self, index: int) -> tuple[str, str]:
+        """Return the colour and the dash pattern of the line with this index; no pattern is a whole line."""
+        if self.colour:
+            return self.colour, "5 3" if self.dashed else ""
+        turn = index // len(COLOURS)
+        return COLOURS[index % len(COLOURS)], f"{4 * turn} 3" if turn else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A horizontal axis from ``low`` to ``high`` with labelled ``marks``."""
-
-    title: str
-    low: float
-    high: float
-    marks: Mapping[float, str]
-    logarithmic: bool = False
-
-    def place(self, values: Column, width: float) -> Column:
-        """Return the horizontal positions of ``values`` on ``width`` pixels."""
-        if self.logarithmic:
-            share = np.log(values / self.low) / np.log(self.high / self.low)
-        else:
-            share = (values - self.low) / (self.high - self.low)
-        placed: Column = np.clip(share, 0.0, 1.0) * width
-        return placed
-
-
-def duration(seconds: float) -> str:
-    """Return a time in the unit that reads best: ``3.4 h``."""
-    unit = next((name for name, size_s in _UNITS_S.items() if abs(seconds) >= size_s), "s")
-    return f"{seconds / _UNITS_S[unit]:.3g} {unit}"
-
-
-def short_time(seconds: float) -> str:
-    """Return a time like `duration`, below a second in milliseconds."""
-    return f"{seconds * 1e3:.3g} ms" if 0 < seconds < 1 else duration(seconds)
-
-
-def time_axis(title: str, end_s: float) -> Axis:
-    """Return an axis from 0 to ``end_s``, marked in days, hours, minutes or seconds."""
-    end_s = end_s or 1.0
-    unit = next((name for name, size_s in _UNITS_S.items() if end_s >= 3 * size_s), "s")
-    step_s = round_step(end_s / _UNITS_S[unit] / 10) * _UNITS_S[unit]
-    marks = {i * step_s: f"{i * step_s / _UNITS_S[unit]:g} {unit}" for i in range(floor(end_s / step_s) + 1)}
-    return Axis(title, 0.0, end_s, marks)
-
-
-def log_axis(title: str, values: Column, *, times: bool) -> Axis:
-    """Return a logarithmic axis that contains the positive numbers among ``values``."""
-    known = values[np.isfinite(values) & (values > 0)]
-    low, high = (float(known.min()), float(known.max())) if known.size else (1.0, 10.0)
-    low, high = low / 1.05, high * 1.05
-    if times:
-        marks = {second: duration(second) for second in _TIME_MARKS_S}
-    else:
-        powers = range(floor(log10(low)), ceil(log10(high)) + 1)
-        marks = {10.0**power: f"{10.0**power:g}" for power in powers}
-        if len(powers) < 5:
-            marks |= {f * 10.0**power: f"{f * 10.0**power:g}" for power in powers for f in (2, 5)}
-    return Axis(title, low, high, {at: text for at, text in marks.items() if low <= at <= high}, True)
-
-
-#: Marks of a vertical axis by height.
-PERCENT = {share / 100: f"{share} %" for share in (0, 25, 50, 75, 100)}
+def figure(title: str, drawn: str, *, left: float, height: float, kind: str = "", note: str = "") -> str:
+    """Return a plot under its title, with ``left`` pixels for the labels on its left."""
+    style = f"margin-left:{left:g}px;width:calc(100% - {left + RIGHT:g}px)"
+    label = f'role="img" aria-label="{escape(title)}"'
+    under = f'<p class="faint">{escape(note)}</p>' if note else ""
+    named = f' class="{kind}"' if kind else ""
+    return (
+        f"<figure{named}><h3>{escape(title)}</h3>"
+        f'<svg class="plot" {label} height="{height:g}" style="{style}">{drawn}</svg>{under}</figure>'
+    )
 
 
 def line_chart(
     title: str,
-    axis: Axis,
+    across: Axis,
     lines: Sequence[Line],
     *,
-    levels: Mapping[float, str] = PERCENT,
+    up: Axis = SHARES,
     dots: bool = False,
-    width: int = 540,
-    height: int = 280,
+    height: float = 240,
+    note: str = "",
 ) -> str:
-    """Return a chart of lines between 0 and 100 %. Colours and ``data-of`` follow the order of ``lines``.
+    """Return a chart of lines, between 0 and 100 % unless ``up`` is another axis.
 
-    ``levels`` are the marks of the vertical axis, if it does not show shares. With ``dots`` the points are
-    not connected.
+    ``data-of`` follows the order of ``lines``. With ``dots`` the points are not connected.
     """
-    inner, tall = width - _LEFT - _RIGHT, height - _TOP - _BOTTOM
+    tall = height - TOP - BOTTOM
+    heading = f"{title}, {up.title}" if up.title else title
+    drawn = plot(across, lines, up=up, dots=dots, tall=tall)
+    return figure(heading, drawn, left=label_width(up.marks.values()), height=height, note=note)
+
+
+def label_width(labels: Iterable[str]) -> float:
+    """Return the room that labels on the left of a plot need, in pixels."""
+    return max(map(len, labels), default=0) * CHARACTER_PX + 8
+
+
+def plot(across: Axis, lines: Sequence[Line], *, up: Axis, tall: float, dots: bool = False) -> str:
+    """Return the content of a plot of lines: grid, labels and axis around ``tall`` pixels for the lines."""
     parts = []
-    for level, text in levels.items():
-        y = _TOP + tall * (1 - level)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{y:g}" y2="{y:g}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:g}" text-anchor="end">{text}</text>')
-    parts += _ticks(axis, _LEFT, inner, height - _BOTTOM)
-    for index, line in enumerate(lines):
-        across, down = _LEFT + axis.place(line.x, inner), _TOP + tall * (1 - np.clip(line.y, 0, 1))
-        if dots:
-            path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in zip(across, down, strict=True))
-            parts.append(
-                f'<path data-of="{index}" stroke="{COLOURS[index % len(COLOURS)]}" stroke-width="4" '
-                f'stroke-linecap="round" d="{path}"><title>{escape(line.name)}</title></path>'
-            )
-            continue
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
-        look = f'stroke="{COLOURS[index % len(COLOURS)]}"{_dashes(index)}'
-        parts.append(
-            f'<polyline class="line" data-of="{index}" {look} points="{points}">'
-            f"<title>{escape(line.name)}</title></polyline>"
-        )
-    label = f'viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}"'
-    return f"<figure><h3>{escape(title)}</h3><svg {label}>{''.join(parts)}</svg></figure>"
+    for level, place in zip(up.marks.values(), up.place(np.array([*up.marks], dtype=float)), strict=True):
+        y = TOP + tall * (1 - place)
+        parts.append(f'<line class="grid" x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="-6" y="{y + 4:.1f}" text-anchor="end">{escape(level)}</text>')
+    box = f'y="{TOP - _EDGE}" width="100%" height="{tall + 2 * _EDGE:g}"'
+    view = f'viewBox="0 {-_EDGE} {_ACROSS} {tall + 2 * _EDGE:g}" preserveAspectRatio="none"'
+    draw = _dots if dots else _polyline
+    drawn = "".join(
+        draw(index, line, across.place(line.x) * _ACROSS, tall * (1 - up.place(line.y)))
+        for index, line in enumerate(lines)
+    )
+    return "".join([*parts, *axis_marks(across, TOP + tall), f"<svg {box} {view}>{drawn}</svg>"])
 
 
-def _dashes(index: int) -> str:
-    """Return the dash pattern of a line: lines beyond the number of colours are dashed."""
-    return "" if index < len(COLOURS) else f' stroke-dasharray="{4 * (index // len(COLOURS))} 3"'
+def _polyline(index: int, line: Line, across: Column, down: Column) -> str:
+    colour, dashes = line.look(index)
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
+    pattern = f' stroke-dasharray="{dashes}"' if dashes else ""
+    look = f'stroke="{colour}"{pattern} vector-effect="non-scaling-stroke"'
+    title = f"<title>{escape(line.name)}</title>"
+    return f'<polyline class="line" data-of="{index}" {look} points="{points}">{title}</polyline>'
 
 
-def _ticks(axis: Axis, left: float, width: float, y: float) -> list[str]:
+def _dots(index: int, line: Line, across: Column, down: Column) -> str:
+    path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in zip(across, down, strict=True))
+    look = f'stroke="{line.look(index)[0]}" stroke-width="4" stroke-linecap="round"'
+    title = f"<title>{escape(line.name)}</title>"
+    return f'<path data-of="{index}" {look} vector-effect="non-scaling-stroke" d="{path}">{title}</path>'
+
+
+def axis_marks(axis: Axis, y: float) -> list[str]:
+    """Return the marks and the title of a horizontal axis at height ``y``."""
     parts = []
-    for at, text in axis.marks.items():
-        x = left + float(axis.place(np.array([at]), width)[0])
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 5}"/>')
-        parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{y + 18}" text-anchor="middle">{escape(text)}</text>'
-        )
-    middle = left + width / 2
-    parts.append(f'<text class="tick" x="{middle:g}" y="{y + 34}" text-anchor="middle">{axis.title}</text>')
+    places = axis.place(np.array([*axis.marks], dtype=float)) * 100
+    for place, text in zip(places, axis.marks.values(), strict=True):
+        x = f"{place:.3f}%"
+        parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{y:g}" y2="{y + 5:g}"/>')
+        parts.append(f'<text class="tick" x="{x}" y="{y + 18:g}" text-anchor="middle">{escape(text)}</text>')
+    title = escape(axis.title)
+    parts.append(f'<text class="tick" x="50%" y="{y + 34:g}" text-anchor="middle">{title}</text>')
     return parts
 
 
-def cumulative(name: str, values: Column, points: int = 200) -> Line:
+def line_swatch(line: Line, index: int) -> str:
+    """Return a piece of a line, for a key."""
+    colour, dashes = line.look(index)
+    pattern = f' stroke-dasharray="{dashes}"' if dashes else ""
+    drawn = f'<path d="M0 7h22" stroke="{colour}" stroke-width="3"{pattern}/>'
+    return f'<svg class="sample" viewBox="0 0 22 14" aria-hidden="true">{drawn}</svg>'
+
+
+def line_key(lines: Sequence[Line]) -> str:
+    """Return the key of a chart of lines."""
+    return colour_key((line_swatch(line, index), line.name) for index, line in enumerate(lines))
+
+
+def cumulative(
+    name: str, values: Column, points: int = 200, *, colour: str = "", dashed: bool = False
+) -> Line:
     """Return the cumulative share of ``values`` as a line of ``points`` points. NaN is left out."""
     values = np.sort(values[~np.isnan(values)])
     share = np.linspace(0.0, 1.0, points)
     x = np.quantile(values, share, method="inverted_cdf") if values.size else np.empty(0)
-    return Line(name, x, share[: x.size])
+    return Line(name, x, share[: x.size], colour, dashed)
 
 
 def holders(
@@ -189,17 +186,17 @@ def gantt(
     axis: Axis,
     grid: NDArray[np.int64],
     names: Sequence[str],
-    ends: tuple[str, str],
+    labels: Mapping[int, str],
     *,
-    width: int = 1100,
+    note: str = "",
 ) -> str:
     """Return the picture of a grid of `holders`: rows downwards, time to the right, one colour per holder.
 
-    ``ends`` labels the first and the last row.
+    ``labels`` are written beside rows, by the row's number; long ones are cut.
     """
     rows, columns = grid.shape
-    row_height = max(3, min(14, 360 // rows))
-    inner, tall = width - _LEFT - _RIGHT, rows * row_height
+    row_height = max(3, min(16, 360 // rows))
+    tall = rows * row_height
     paths: dict[int, list[str]] = {}
     for row in range(rows):
         changes = np.flatnonzero(np.diff(grid[row], prepend=-2))
@@ -212,13 +209,18 @@ def gantt(
         f"<title>{escape(names[holder])}</title></path>"
         for holder, pieces in paths.items()
     )
-    scale = f'transform="translate({_LEFT} {_TOP}) scale({inner / columns:.5f} {row_height})"'
-    back = f'<rect class="row" x="{_LEFT}" y="{_TOP}" width="{inner}" height="{tall}"/>'
-    ticks = "".join(_ticks(axis, _LEFT, inner, _TOP + tall))
-    ticks += f'<text class="tick" x="{_LEFT - 6}" y="{_TOP + 10}" text-anchor="end">{escape(ends[0])}</text>'
-    ticks += (
-        f'<text class="tick" x="{_LEFT - 6}" y="{_TOP + tall}" text-anchor="end">{escape(ends[1])}</text>'
+    back = f'<rect class="row" x="0" y="{TOP}" width="100%" height="{tall}"/>'
+    view = f'viewBox="0 0 {columns} {rows}" preserveAspectRatio="none" stroke-width="0.9"'
+    drawn = f'<svg y="{TOP}" width="100%" height="{tall}" {view}>{body}</svg>'
+    short = {
+        row: text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
+        for row, text in labels.items()
+    }
+    beside = "".join(
+        f'<text class="tick" x="-6" y="{TOP + (row + 0.5) * row_height + 4:g}" text-anchor="end">'
+        f"{escape(text)}<title>{escape(labels[row])}</title></text>"
+        for row, text in short.items()
     )
-    label = f'viewBox="0 0 {width} {_TOP + tall + _BOTTOM}" role="img" aria-label="{escape(title)}"'
-    picture = f'{back}<g stroke-width="0.9" {scale}>{body}</g>{ticks}'
-    return f'<figure class="gantt"><h3>{escape(title)}</h3><svg {label}>{picture}</svg></figure>'
+    marks = "".join(axis_marks(axis, TOP + tall))
+    left, height = label_width(short.values()), TOP + tall + BOTTOM
+    return figure(title, f"{back}{drawn}{marks}{beside}", left=left, height=height, kind="gantt", note=note)

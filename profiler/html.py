@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -17,29 +18,42 @@ STYLE = """
           --good: #4cc38a; --bad: #ff7b72; }
 }
 body { margin: 2rem auto; max-width: 1140px; padding: 0 1rem; background: var(--paper); color: var(--ink);
-       font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-p { margin: .25rem 0; } .faint { color: var(--faint); }
-svg { width: 100%; height: auto; display: block; }
+       font: 15px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
+h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .5rem; }
+h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+h3 { font-size: .95rem; margin: 1rem 0 .25rem; }
+p { margin: .25rem 0; max-width: 48rem; } .faint { color: var(--faint); font-size: .92em; }
+figure { margin: 0; min-width: 0; }
+svg { display: block; } svg.plot { overflow: visible; }
 svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
 svg .group { fill: var(--faint); font-weight: 600; } svg .tick { fill: var(--faint); }
 svg .row { fill: var(--row); } svg .grid { stroke: var(--line); stroke-width: 1; }
 svg .bar:hover { stroke: var(--ink); stroke-width: 1.5; }
-.key { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: .5rem 0; padding: 0; list-style: none; }
-.key svg { display: inline-block; width: 14px; height: 14px; vertical-align: -2px; margin-right: .4rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; } th, td { padding: .3rem .75rem .3rem 0; text-align: right; }
-th { font-weight: 600; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; }
-td { border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
-figure { margin: 0; } td { white-space: nowrap; }
-.pair { display: grid; gap: 1rem 2rem; grid-template-columns: repeat(auto-fit, minmax(24rem, 1fr)); }
-h3 { font-size: .95rem; margin: 1rem 0 .25rem; }
 svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 svg .job { fill: none; } svg .job:hover { stroke: var(--ink); }
+.key { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: .5rem 0; padding: 0; list-style: none; }
+.key svg { display: inline-block; width: 14px; height: 14px; vertical-align: -2px; margin-right: .4rem; }
+.key svg.sample { width: 22px; }
+.pair { display: grid; gap: .5rem 2rem;
+        grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; }
+th, td { border-bottom: 1px solid var(--line); padding: .3rem 1.75rem .3rem 0;
+         text-align: left; vertical-align: top; }
+th { font-weight: 600; overflow-wrap: normal; vertical-align: bottom; }
+th:last-child, td:last-child { padding-right: 0; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+.heat td { min-width: 2.8rem; border: 1px solid var(--paper); } .heat th { font-weight: 400; }
+.heat td, .heat th.number { padding: .5rem .6rem; text-align: center; }
+.good { color: var(--good); } .bad { color: var(--bad); }
 .off { opacity: .4; text-decoration: line-through; } button { all: unset; cursor: pointer; }
 button:focus-visible { outline: 2px solid var(--faint); }
-code { font-size: .92em; } .good { color: var(--good); } .bad { color: var(--bad); }
+@media (min-width: 641px) { td.number { white-space: nowrap; } }
+@media (max-width: 1100px) { th, td { padding-right: 1.1rem; } }
+@media (max-width: 640px) {
+  body { margin: 1rem auto; font-size: 14px; } h1 { font-size: 1.25rem; }
+  th, td { font-size: 12px; line-height: 1.35; padding-right: .45rem; }
+}
 """
 
 
@@ -57,11 +71,12 @@ class Bad(str):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table; ``Good`` and ``Bad`` cells are coloured."""
+    """A table; ``Good`` and ``Bad`` cells are coloured. The ``note`` explains it."""
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    note: str = ""
 
 
 def document(title: str, lead: Sequence[str], parts: Iterable[str], script: str = "") -> str:
@@ -89,16 +104,46 @@ def document(title: str, lead: Sequence[str], parts: Iterable[str], script: str 
 
 
 def render_table(table: Table) -> str:
-    """Return ``table`` as HTML, under its title. Wide tables scroll."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
-    rows = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in table.rows)
+    """Return ``table`` as HTML, under its title. Columns of numbers are aligned on the right."""
+    columns = range(len(table.header))
+    numbers = [bool(table.rows) and all(_is_number(row[at]) for row in table.rows) for at in columns]
+    head = "".join(
+        f"<th{_classes(number=number)}>{escape(cell)}</th>"
+        for cell, number in zip(table.header, numbers, strict=True)
+    )
+    rows = "".join(
+        f"<tr>{''.join(_cell(cell, number) for cell, number in zip(row, numbers, strict=True))}</tr>"
+        for row in table.rows
+    )
     body = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return f'<h2>{escape(table.title)}</h2><div class="scroll">{body}</div>'
+    note = f'<p class="faint">{escape(table.note)}</p>' if table.note else ""
+    return f'<h2>{escape(table.title)}</h2>{note}<div class="scroll">{body}</div>'
 
 
-def _cell(cell: str) -> str:
-    news = ' class="good"' if isinstance(cell, Good) else ' class="bad"' if isinstance(cell, Bad) else ""
-    return f"<td{news}>{escape(cell)}</td>"
+#: A word longer than this may be broken after one of these.
+_LONG = 24
+_SEAM = re.compile(r"(?<=[/_=,])(?=\w)")
+#: A number, an interval, or a sign that there is none.
+_NUMBER = re.compile(r"|–|[−+-]?[\d.,]+(e[+-]?\d+)?( ?%)?( to [\d.,]+)?")
+
+
+def _is_number(cell: str) -> bool:
+    return _NUMBER.fullmatch(cell) is not None
+
+
+def _cell(cell: str, number: bool) -> str:
+    news = "good" if isinstance(cell, Good) else "bad" if isinstance(cell, Bad) else ""
+    return f"<td{_classes(news, number=number)}>{_breakable(cell)}</td>"
+
+
+def _breakable(cell: str) -> str:
+    """Return a cell's text, in which a line may end within long paths and options."""
+    return "<wbr>".join(escape(part) for part in _SEAM.split(cell)) if len(cell) > _LONG else escape(cell)
+
+
+def _classes(*names: str, number: bool) -> str:
+    known = [*filter(None, names), *(["number"] if number else [])]
+    return f' class="{" ".join(known)}"' if known else ""
 
 
 def swatch(colour: str, opacity: float = 1.0) -> str:
@@ -110,13 +155,3 @@ def swatch(colour: str, opacity: float = 1.0) -> str:
 def colour_key(entries: Iterable[tuple[str, str]]) -> str:
     """Return the key of a picture: a swatch and a name for each entry."""
     return f'<ul class="key">{"".join(f"<li>{drawn}{escape(name)}</li>" for drawn, name in entries)}</ul>'
-
-
-def round_step(least: float) -> float:
-    """Return the smallest of 1, 2, 5 times a power of ten that is not below ``least``."""
-    power = 1e-6
-    while True:
-        for factor in (1, 2, 5):
-            if factor * power >= least:
-                return factor * power
-        power *= 10

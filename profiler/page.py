@@ -6,19 +6,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from .html import COLOURS, Table, colour_key, document, render_table, round_step, swatch
+from .axes import Axis, number_axis, time_axis
+from .charts import BOTTOM, RIGHT, axis_marks
+from .html import COLOURS, Table, colour_key, document, render_table, swatch
 from .timeline import Holding, Span, Timeline, Track
 
-_WIDTH = 1100
-_LABEL_WIDTH = 110
+_LABEL_WIDTH = 104
 _ROW_HEIGHT = 30
 _GROUP_HEIGHT = 26
-_AXIS_HEIGHT = 28
 _STRIP_HEIGHT = 48
-#: A bar narrower than this, in pixels, could not be seen.
-_MIN_BAR = 0.75
+#: A bar narrower than this, in per cent of the width, could not be seen.
+_MIN_BAR = 0.1
 #: A level of memory lower than this, in pixels, could not be seen.
 _MIN_LEVEL = 1.5
+#: Width of a picture outside of a page: what a README shows at its full size.
+_PICTURE_WIDTH = 880
+#: Letters of a track's name that fit beside its row.
+_LONGEST_NAME = 13
 #: Style of a picture outside of a page.
 _STYLE = (
     "text { fill: #1d2129; font: 12px system-ui, sans-serif; }",
@@ -54,7 +58,7 @@ def page(
     subjects = _subjects(timeline)
     parts = [
         _key(subjects, kinds),
-        f'<div class="scroll">{_picture(timeline, subjects, kinds)}</div>',
+        _in_page(timeline, subjects, kinds),
         '<p class="faint">Hover over a bar for its numbers.</p>',
         *(render_table(table) for table in tables),
     ]
@@ -63,13 +67,23 @@ def page(
 
 def picture(timeline: Timeline, kinds: dict[str, Paint]) -> str:
     """Return the page's picture as an SVG file of its own, on white. The bars' titles serve as its key."""
-    drawn = _picture(timeline, _subjects(timeline), kinds)
-    tag, rest = drawn.split(">", 1)
+    drawn, height = _picture(timeline, _subjects(timeline), kinds)
     style = "".join(f"{rule}\n" for rule in _STYLE)
+    size = f'viewBox="0 0 {_PICTURE_WIDTH} {height}" width="{_PICTURE_WIDTH}" height="{height}"'
+    place = f'x="{_LABEL_WIDTH}" width="{_PICTURE_WIDTH - _LABEL_WIDTH - RIGHT}" height="{height}"'
     return (
-        f'{tag} xmlns="http://www.w3.org/2000/svg"><style>\n{style}</style>'
-        f'<rect width="100%" height="100%" fill="#ffffff"/>{rest}\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="timeline">'
+        f"<style>\n{style}</style>"
+        f'<rect width="100%" height="100%" fill="#ffffff"/>'
+        f'<svg {place} overflow="visible">{drawn}</svg></svg>\n'
     )
+
+
+def _in_page(timeline: Timeline, subjects: dict[str, str], kinds: dict[str, Paint]) -> str:
+    drawn, height = _picture(timeline, subjects, kinds)
+    style = f"margin-left:{_LABEL_WIDTH}px;width:calc(100% - {_LABEL_WIDTH + RIGHT}px)"
+    label = 'role="img" aria-label="timeline"'
+    return f'<figure><svg class="plot" {label} height="{height}" style="{style}">{drawn}</svg></figure>'
 
 
 def _subjects(timeline: Timeline) -> dict[str, str]:
@@ -79,84 +93,89 @@ def _subjects(timeline: Timeline) -> dict[str, str]:
 
 
 def _key(subjects: dict[str, str], kinds: dict[str, Paint]) -> str:
+    """Return the key: whose bars have which colour, and the kinds that look otherwise."""
     entries = [(swatch(colour), name) for name, colour in subjects.items()]
     entries += [
-        (swatch(paint.colour or "currentColor", paint.opacity), kind) for kind, paint in kinds.items()
+        (swatch(paint.colour or "currentColor", paint.opacity), kind)
+        for kind, paint in kinds.items()
+        if paint != Paint()
     ]
     return colour_key(entries)
 
 
-def _picture(timeline: Timeline, subjects: dict[str, str], kinds: dict[str, Paint]) -> str:
+def _picture(timeline: Timeline, subjects: dict[str, str], kinds: dict[str, Paint]) -> tuple[str, int]:
+    """Return what is drawn to the right of the names, with the names on its left, and its height."""
     end_s = timeline.end_s or 1.0
-    scale = (_WIDTH - _LABEL_WIDTH - 10) / end_s
+    most_bytes = max((one.nbytes for track in timeline.tracks for one in track.holdings), default=0) or 1
     body: list[str] = []
     y, group = 0, None
     for track in timeline.tracks:
         if track.group != group:
             group = track.group
-            body.append(f'<text class="group" x="0" y="{y + 18}">{escape(group)}</text>')
+            body.append(f'<text class="group" x="{-_LABEL_WIDTH}" y="{y + 18}">{escape(group)}</text>')
             y += _GROUP_HEIGHT
-        width = _WIDTH - _LABEL_WIDTH - 10
-        body.append(
-            f'<rect class="row" x="{_LABEL_WIDTH}" y="{y}" width="{width}" height="{_ROW_HEIGHT - 6}"/>'
-        )
-        body.append(f'<text x="8" y="{y + 17}">{escape(track.name)}</text>')
-        body += [_bar(span, y, scale, subjects[span.subject], kinds[span.kind]) for span in track.spans]
+        body.append(_row(y, _ROW_HEIGHT - 6))
+        body.append(_name(track.name, y + 17))
+        body += [_bar(span, y, end_s, subjects[span.subject], kinds[span.kind]) for span in track.spans]
         y += _ROW_HEIGHT
         if track.holdings:
-            body += _strip(track, y, scale, subjects)
+            body += _strip(track, y, end_s, most_bytes, subjects)
             y += _STRIP_HEIGHT
-    body += _axis(end_s, scale, y)
-    size = f'viewBox="0 0 {_WIDTH} {y + _AXIS_HEIGHT}"'
-    return f'<svg {size} role="img" aria-label="timeline">{"".join(body)}</svg>'
+    body += axis_marks(_axis(end_s), y - 2)
+    return "".join(body), y - 2 + BOTTOM
 
 
-def _bar(span: Span, y: int, scale: float, colour: str, paint: Paint) -> str:
-    x = _LABEL_WIDTH + span.start_s * scale
-    width = max(span.duration_s * scale, _MIN_BAR)
+def _axis(end_s: float) -> Axis:
+    """Return the axis of time. It is in seconds, as in the tables, unless that is far too fine or coarse."""
+    return number_axis("time, s", end_s) if 0.1 <= end_s <= 3600 else time_axis("time", end_s)
+
+
+def _row(y: int, height: int) -> str:
+    return f'<rect class="row" x="0" y="{y}" width="100%" height="{height}"/>'
+
+
+def _name(name: str, y: int) -> str:
+    short = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+    whole = "" if short == name else f"<title>{escape(name)}</title>"
+    return f'<text x="{8 - _LABEL_WIDTH}" y="{y}">{escape(short)}{whole}</text>'
+
+
+def _across(start_s: float, duration_s: float, end_s: float) -> str:
+    """Return the place and width of what lasts from ``start_s`` on, of ``end_s`` altogether."""
+    width = max(100 * duration_s / end_s, _MIN_BAR)
+    return f'x="{min(100 * start_s / end_s, 100 - width):.3f}%" width="{width:.3f}%"'
+
+
+def _bar(span: Span, y: int, end_s: float, colour: str, paint: Paint) -> str:
     when = f"{span.start_s:.3f} s to {span.end_s:.3f} s ({span.duration_s * 1e3:.1f} ms)"
     details = "".join(f"\n{key}: {_value(value)}" for key, value in span.details.items())
-    place = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW_HEIGHT - 6}"'
+    place = f'{_across(span.start_s, span.duration_s, end_s)} y="{y}" height="{_ROW_HEIGHT - 6}"'
     look = f'fill="{paint.colour or colour}" fill-opacity="{paint.opacity}"'
     return f'<rect class="bar" {place} {look}><title>{escape(f"{span.name}: {when}{details}")}</title></rect>'
 
 
-def _strip(track: Track, y: int, scale: float, subjects: dict[str, str]) -> list[str]:
-    """Return the strip of the memory that each subject held on a device, over time."""
-    most_bytes = max(max(holding.nbytes for holding in track.holdings), 1)
+def _strip(track: Track, y: int, end_s: float, most_bytes: int, subjects: dict[str, str]) -> list[str]:
+    """Return the strip of the memory that each subject held over time; ``most_bytes`` is its top."""
     height = _STRIP_HEIGHT - 6
-    width = _WIDTH - _LABEL_WIDTH - 10
     return [
-        f'<rect class="row" x="{_LABEL_WIDTH}" y="{y}" width="{width}" height="{height}"/>',
-        f'<text class="tick" x="8" y="{y + 12}">memory</text>',
-        f'<text class="tick" x="8" y="{y + 28}">to {most_bytes / 1e6:.1f} MB</text>',
+        _row(y, height),
+        f'<text class="tick" x="{8 - _LABEL_WIDTH}" y="{y + 16}">memory,</text>',
+        f'<text class="tick" x="{8 - _LABEL_WIDTH}" y="{y + 32}">to {most_bytes / 1e6:,.1f} MB</text>',
         *(
-            _level(holding, y, height, scale, most_bytes, subjects[holding.subject])
+            _level(holding, y, height, end_s, most_bytes, subjects[holding.subject])
             for holding in track.holdings
         ),
     ]
 
 
-def _level(holding: Holding, y: int, height: int, scale: float, most_bytes: int, colour: str) -> str:
-    x = _LABEL_WIDTH + holding.start_s * scale
-    width = max((holding.end_s - holding.start_s) * scale, _MIN_BAR)
+def _level(holding: Holding, y: int, height: int, end_s: float, most_bytes: int, colour: str) -> str:
     tall = max(height * holding.nbytes / most_bytes, _MIN_LEVEL)
     when = f"{holding.start_s:.3f} s to {holding.end_s:.3f} s"
     title = escape(f"{holding.subject}: {holding.nbytes / 1e6:.1f} MB of device memory, {when}")
-    place = f'x="{x:.2f}" y="{y + height - tall:.2f}" width="{width:.2f}" height="{tall:.2f}"'
+    across = _across(holding.start_s, holding.end_s - holding.start_s, end_s)
+    place = f'{across} y="{y + height - tall:.2f}" height="{tall:.2f}"'
     return f'<rect class="level" {place} fill="{colour}" fill-opacity="0.6"><title>{title}</title></rect>'
 
 
 def _value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _axis(end_s: float, scale: float, height: int) -> list[str]:
-    parts: list[str] = []
-    step_s = round_step(end_s / 10)
-    for index in range(int(end_s / step_s) + 1):
-        x = _LABEL_WIDTH + index * step_s * scale
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{height - 4}" y2="{height + 2}"/>')
-        label = f"{index * step_s:g} s"
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{height + 16}" text-anchor="middle">{label}</text>')
-    return parts

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from .charts import Axis, Line, cumulative, duration, line_chart, short_time
-from .html import COLOURS, Table, colour_key, document, render_table, round_step, swatch
+from .axes import Axis, common_unit, number_axis, number_text, short_time
+from .charts import Line, cumulative, line_chart
+from .html import COLOURS, Table, colour_key, document, render_table, swatch
 from .memory import MemoryUse
 from .recorder import Recording
 from .sampler import DeviceUse
@@ -88,56 +89,84 @@ def page(name: str, profile: Profile, recording: Recording) -> str:
         f"Profile of {name}: rank {profile.rank}, {len(intervals_s)} intervals between boundaries, "
         f"clock: {profile.clock}."
     ]
+    unit, size_s = common_unit(steps_s if steps_s.size else intervals_s)
     charts = []
     if steps_s.size:
-        charts = [_over_time(intervals_s, kinds), _distribution(steps_s)]
+        top_s = _top(intervals_s, steps_s)
+        pair = _over_time(intervals_s, kinds, top_s, (unit, size_s)) + _distribution(
+            steps_s, top_s, (unit, size_s)
+        )
+        charts = [f'<div class="pair">{pair}</div>']
     table = Table("Figures", ("figure", "value"), summary(profile))
     others = [
-        (str(index), kinds[index].value, short_time(intervals_s[index]))
+        (str(index), _words(kinds[index]), number_text(intervals_s[index] / size_s))
         for index in np.flatnonzero((kinds != Kind.STEP) & (kinds != Kind.WARMUP))
     ]
-    more = [Table("What was no step", ("interval", "kind", "time"), others)] if others else []
+    header = ("interval", "kind", f"time, {unit}")
+    more = [Table("Intervals that were no steps", header, others)] if others else []
     return document(headline(name, profile), lead, [*charts, *map(render_table, (table, *more))])
 
 
 def headline(name: str, profile: Profile) -> str:
-    """Return how long a step takes and how much of it waits for data, in one sentence."""
+    """Return how long a step takes and how much of it waits for data, in one sentence.
+
+    If the step time changed for good, one number does not describe it: the sentence then says so.
+    """
     if profile.step_seconds is None:
         return f"{name} made too few steps for a profile"
-    step = f"A step of {name} takes {short_time(profile.step_seconds.median)}"
+    times = len(profile.changes)
+    changed = f", but changed {'once' if times == 1 else f'{times} times'}" if times else ""
+    step = f"A step of {name} takes {short_time(profile.step_seconds.median)}{changed}"
     if profile.data_share is None:
         return step
     return f"{step}; {profile.data_share * _PER_CENT:.1f} % of it waits for data"
 
 
-def _over_time(intervals_s: Any, kinds: Any) -> str:
-    """Return a chart of each interval. The vertical axis ends at twice the longest step."""
-    top_s = max(2 * float(intervals_s[kinds == Kind.STEP].max()), 1e-9)
-    axis = _number_axis("interval", len(intervals_s))
+def _top(intervals_s: Any, steps_s: Any) -> float:
+    """Return where the axes of both charts end. A few far longer intervals lie beyond."""
+    longest_s, usual_s = float(intervals_s.max()), float(np.quantile(steps_s, 0.99))
+    return max(1.1 * longest_s if longest_s <= 3 * usual_s else 1.5 * usual_s, 1e-9)
+
+
+def _over_time(intervals_s: Any, kinds: Any, top_s: float, unit: tuple[str, float]) -> str:
+    """Return a chart of each interval."""
+    beyond = int((intervals_s > top_s).sum())
+    are = "is one that takes" if beyond == 1 else f"are {beyond} that take"
+    note = f"At the upper edge {are} longer than the axis." if beyond else ""
+    ordered = sorted(Kind, key=lambda kind: kind != Kind.STEP)
     lines = []
-    for kind in Kind:
-        at = np.flatnonzero(kinds == kind).astype(float)
+    for colour, kind in zip(COLOURS, ordered, strict=False):
+        at = np.flatnonzero(kinds == kind)
         if at.size:
-            name = kind.value.replace("_", " ")
-            lines.append(Line(name, at, intervals_s[at.astype(int)] / top_s))
-    levels = {share: duration(share * top_s) for share in (0.0, 0.25, 0.5, 0.75, 1.0)}
-    chart = line_chart("Time of each interval", axis, lines, levels=levels, dots=True, width=1100)
-    names = zip(COLOURS, lines, strict=False)
-    return chart + colour_key((swatch(colour), line.name) for colour, line in names)
+            lines.append(
+                Line(
+                    _words(kind),
+                    at.astype(np.float64),
+                    np.minimum(intervals_s[at], top_s).astype(np.float64),
+                    colour,
+                )
+            )
+    across, up = _number_axis("interval", len(intervals_s)), number_axis(unit[0], top_s, size=unit[1])
+    chart = line_chart("Time of each interval", across, lines, up=up, dots=True, note=note)
+    return f"<div>{chart}{colour_key((swatch(line.colour), line.name) for line in lines)}</div>"
 
 
-def _distribution(steps_s: Any) -> str:
-    high_s = float(steps_s.max()) * 1.05
-    step_s = round_step(high_s / 8)
-    marks = {i * step_s: duration(i * step_s) for i in range(int(high_s / step_s) + 1)}
-    axis = Axis("step time", 0.0, high_s, marks)
-    return line_chart("Share of steps that take at most", axis, [cumulative("steps", steps_s)])
+def _distribution(steps_s: Any, top_s: float, unit: tuple[str, float]) -> str:
+    beyond = int((steps_s > top_s).sum())
+    note = f"{beyond} of {len(steps_s)} steps take longer than the axis." if beyond else ""
+    axis = number_axis(f"step time, {unit[0]}", top_s, size=unit[1])
+    return line_chart("Share of steps that take at most", axis, [cumulative("steps", steps_s)], note=note)
 
 
 def _number_axis(title: str, count: int) -> Axis:
-    step = max(1.0, round_step(count / 10))
-    marks = {i * step: f"{i * step:g}" for i in range(int(count / step) + 1)}
-    return Axis(title, 0.0, float(max(count, 1)), marks)
+    """Return an axis of whole numbers below ``count``, with room for the first and the last dot."""
+    axis = number_axis(title, max(count, 1) - 0.5, -0.5)
+    marks = {at: text for at, text in axis.marks.items() if at == int(at)}
+    return Axis(title, axis.low, axis.high, marks)
+
+
+def _words(kind: Kind) -> str:
+    return kind.value.replace("_", " ")
 
 
 def _interval(seconds: StepSeconds) -> str:

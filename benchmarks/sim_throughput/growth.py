@@ -14,7 +14,6 @@ import datetime
 import json
 import os
 import platform
-import re
 import time
 import warnings
 from itertools import pairwise
@@ -24,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuslice.profiler.charts import Line, line_chart, log_axis
+from gpuslice.profiler.axes import Axis, log_axis
+from gpuslice.profiler.charts import BOTTOM, TOP, Line, plot
 from gpuslice.profiler.html import COLOURS, STYLE
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.policies.registry import make_policy
@@ -43,6 +43,7 @@ POLICIES = {
     **dict.fromkeys(("tetris", "themis", "chronus"), SHORT_LINES),
 }
 _HIGHEST_US, _LOWEST_US = 1e5, 10.0
+_KEYS = ("waiting", "us_per_event")
 
 
 class Timed:
@@ -84,30 +85,25 @@ def growth(name: str, waiting: int) -> dict[str, Any]:
 def picture(found: list[dict[str, Any]]) -> str:
     """Both axes logarithmic: a straight line upwards is growth in proportion."""
     names = list(dict.fromkeys(item["policy"] for item in found))
-    span = log10(_HIGHEST_US / _LOWEST_US)
     lines = [
         Line(
-            name,
-            np.array([float(item["waiting"]) for item in found if item["policy"] == name]),
-            np.array(
-                [log10(item["us_per_event"] / _LOWEST_US) / span for item in found if item["policy"] == name]
-            ),
+            name, *(np.array([float(item[key]) for item in found if item["policy"] == name]) for key in _KEYS)
         )
         for name in names
     ]
-    axis = log_axis("jobs waiting", np.array([float(item["waiting"]) for item in found]), times=False)
-    levels = {power / span: f"{_LOWEST_US * 10**power / 1e3:g} ms" for power in range(int(span) + 1)}
-    figure = line_chart("Time per event", axis, lines, levels=levels, width=700, height=420)
-    match = re.search(r'<svg viewBox="0 0 700 420"(.*)</svg>', figure, re.DOTALL)
-    assert match is not None
+    across = log_axis("jobs waiting", np.array([float(item["waiting"]) for item in found]), times=False)
+    marks_us = [10.0**power for power in range(round(log10(_LOWEST_US)), round(log10(_HIGHEST_US)) + 1)]
+    up = Axis("", _LOWEST_US, _HIGHEST_US, {us: f"{us / 1e3:g} ms" for us in marks_us}, logarithmic=True)
+    drawn = plot(across, lines, up=up, tall=420 - TOP - BOTTOM)
     # Room for the longest label on the left, and for the names beside the lines.
     keys = "".join(
-        f'<text x="715" y="{24 + 15 * row}" style="fill: {COLOURS[row % len(COLOURS)]}">{name}'
+        f'<text x="700" y="{24 + 15 * row}" style="fill: {COLOURS[row % len(COLOURS)]}">{name}'
         f"{'' if row < len(COLOURS) else ' (dashed)'}</text>"
         for row, name in enumerate(names)
     )
-    head = 'xmlns="http://www.w3.org/2000/svg" viewBox="-15 0 850 420"'
-    return f"<svg {head}{match[1]}{keys}<style>{STYLE}</style></svg>\n"
+    head = 'xmlns="http://www.w3.org/2000/svg" viewBox="-60 0 850 420"'
+    body = f'<svg width="680" height="420" overflow="visible">{drawn}</svg>{keys}'
+    return f"<svg {head}>{body}<style>{STYLE}</style></svg>\n"
 
 
 def main() -> None:

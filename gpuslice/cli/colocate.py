@@ -166,7 +166,7 @@ def _measure(
     limit_bytes: int | None,
     load: RunStress,
 ) -> bool:
-    from gpuslice.profiler.charts import duration
+    from gpuslice.profiler.axes import duration
 
     if trials.trials:
         sys.stderr.write(f"gpuslice: going on after {len(trials.trials)} trials that were kept\n")

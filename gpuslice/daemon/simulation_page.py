@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from itertools import cycle
 from typing import Any
 
 import numpy as np
 
-from gpuslice.profiler.charts import (
-    Line,
-    cumulative,
-    duration,
-    gantt,
-    holders,
-    line_chart,
-    log_axis,
-    time_axis,
-)
-from gpuslice.profiler.html import COLOURS, Good, Table, document, render_table, swatch
+from gpuslice.profiler.axes import common_unit, duration, log_axis, number_text, time_axis
+from gpuslice.profiler.charts import Line, cumulative, gantt, holders, line_chart, line_swatch
+from gpuslice.profiler.html import Good, Table, document, render_table
 from gpuslice.sched_core.sim.metrics import finish_time_fairness, summary
 from gpuslice.sched_core.sim.outcome import Outcome
 
@@ -43,7 +34,7 @@ for (const button of document.querySelectorAll('button[data-of]')) button.onclic
 Cell = Callable[[dict[str, Any]], float | None]
 Format = Callable[[float], str]
 _COUNT: Format = lambda value: f"{value:,.0f}"  # noqa: E731
-_SHARE: Format = lambda value: f"{value:.1%}"  # noqa: E731
+_PER_CENT: Format = lambda value: f"{100 * value:.1f}"  # noqa: E731
 _TWO: Format = lambda value: f"{value:,.2f}"  # noqa: E731
 
 
@@ -51,26 +42,40 @@ def _part(key: str, part: str) -> Cell:
     return lambda found: (found[key] or {}).get(part)
 
 
-#: Header, value, how it is written, and whether less (-1) or more (1) is better; 0 if neither.
-_COLUMNS: tuple[tuple[str, Cell, Format, int], ...] = (
-    ("jobs done", lambda found: found["jobs_done"], _COUNT, 0),
-    ("mean JCT", _part("jct_s", "mean"), duration, -1),
-    ("median", _part("jct_s", "median"), duration, -1),
-    ("p95", _part("jct_s", "p95"), duration, -1),
-    ("p99", _part("jct_s", "p99"), duration, -1),
-    ("queued for a share", _part("queueing_fair_share_s", "mean"), duration, -1),
-    ("for a place", _part("queueing_fragmentation_s", "mean"), duration, -1),
-    ("first start", _part("first_start_s", "mean"), duration, -1),
-    ("makespan", lambda found: found["makespan_s"], duration, -1),
-    ("utilization", lambda found: found["utilization"], _SHARE, 1),
-    ("max ρ", _part("rho", "max"), _TWO, -1),
-    ("mean ρ", _part("rho", "mean"), _TWO, -1),
-    ("Jain", lambda found: found["jain"], _TWO, 1),
-    ("preemptions", lambda found: found["preemptions"], _COUNT, 0),
-    ("migrations", lambda found: found["migrations"], _COUNT, 0),
-    ("lost device time", lambda found: found["lost_device_s"], duration, 0),
-    ("deadlines missed", lambda found: found["deadline_misses"], _COUNT, -1),
-)
+#: Header, value, how it is written (None: as a time in the table's unit), and whether less (-1) or more (1)
+#: is better; 0 if neither.
+_Column = tuple[str, Cell, Format | None, int]
+_TABLES: dict[str, tuple[_Column, ...]] = {
+    "Job completion time (JCT)": (
+        ("jobs done", lambda found: found["jobs_done"], _COUNT, 0),
+        ("mean", _part("jct_s", "mean"), None, -1),
+        ("median", _part("jct_s", "median"), None, -1),
+        ("p95", _part("jct_s", "p95"), None, -1),
+        ("p99", _part("jct_s", "p99"), None, -1),
+        ("makespan", lambda found: found["makespan_s"], None, -1),
+        ("deadlines missed", lambda found: found["deadline_misses"], _COUNT, -1),
+    ),
+    "Waiting and switching": (
+        ("to first start", _part("first_start_s", "mean"), None, -1),
+        ("for a share", _part("queueing_fair_share_s", "mean"), None, -1),
+        ("for a place", _part("queueing_fragmentation_s", "mean"), None, -1),
+        ("preemptions", lambda found: found["preemptions"], _COUNT, 0),
+        ("migrations", lambda found: found["migrations"], _COUNT, 0),
+        ("lost device time", lambda found: found["lost_device_s"], None, 0),
+    ),
+    "Use and fairness": (
+        ("used, %", lambda found: found["utilization"], _PER_CENT, 1),
+        ("max ρ", _part("rho", "max"), _TWO, -1),
+        ("mean ρ", _part("rho", "mean"), _TWO, -1),
+        ("Jain", lambda found: found["jain"], _TWO, 1),
+    ),
+}
+_NOTES = {
+    "Job completion time (JCT)": "From submission to completion, of the jobs that ended by themselves.",
+    "Waiting and switching": "Mean times of a job; lost device time is that of all jobs together.",
+    "Use and fairness": "ρ is finish-time fairness: 1 is what a fair share of the cluster would have given, "
+    "more is worse.",
+}
 
 
 def page(outcomes: Sequence[Outcome]) -> str:
@@ -93,11 +98,9 @@ def page(outcomes: Sequence[Outcome]) -> str:
     if not all(outcome.complete for outcome in outcomes):
         lead.append("The run was interrupted; these are the results so far.")
     parts = [
-        render_table(_table(outcomes)),
-        '<p class="faint">The best of each column is coloured. ρ is finish-time fairness: 1 is what a'
-        " fair share of the cluster would have given, more is worse.</p>",
+        *(render_table(table) for table in _tables(outcomes)),
         "<h2>Distributions and use</h2>",
-        _key(names),
+        _key([Line(name, np.empty(0), np.empty(0)) for name in names]),
         f'<div class="pair">{_distributions(outcomes)}</div>',
         _use(outcomes, start_s, end_s),
         "<h2>Who ran where</h2>",
@@ -107,39 +110,72 @@ def page(outcomes: Sequence[Outcome]) -> str:
 
 
 def headline(outcomes: Sequence[Outcome]) -> str:
-    """Return which policy has the shortest mean completion time, in one sentence."""
+    """Return which policy has the shortest mean completion time, in one sentence.
+
+    Means of different jobs do not compare: a policy that has not completed its long jobs yet would look best.
+    """
     means_s = {one.policy: spread["mean"] for one in outcomes if (spread := summary(one)["jct_s"])}
     if not means_s:
         return f"No job has ended under {', '.join(one.policy for one in outcomes)}"
-    best, worst = (chosen(means_s, key=means_s.__getitem__) for chosen in (min, max))
     so_far = "" if all(one.complete for one in outcomes) else " so far"
     if len(outcomes) == 1:
-        return f"{best} completes a job in {duration(means_s[best])} on average{so_far}"
+        return f"{outcomes[0].policy} completes a job in {duration(*means_s.values())} on average{so_far}"
+    if not _comparable(outcomes):
+        done = ", ".join(f"{int(_done(one).sum()):,} under {one.policy}" for one in outcomes)
+        return f"Different jobs have ended: {done}; their mean times do not compare"
+    texts = {name: duration(mean_s) for name, mean_s in sorted(means_s.items(), key=lambda item: item[1])}
+    (best, shortest), *_, (worst, longest) = texts.items()
+    if shortest == longest:
+        return f"All {len(outcomes)} policies complete a job in {shortest} on average"
+    tied = [name for name, text in texts.items() if text == shortest]
+    first = f"{best} completes" if len(tied) == 1 else f"{', '.join(tied[:-1])} and {tied[-1]} complete"
     return (
-        f"{best} completes jobs soonest of {len(outcomes)} policies{so_far}: {duration(means_s[best])} on "
-        f"average; {worst} latest: {duration(means_s[worst])}"
+        f"{first} jobs soonest of {len(outcomes)} policies: {shortest} on average; {worst} latest: {longest}"
     )
 
 
-def _table(outcomes: Sequence[Outcome]) -> Table:
+def _done(outcome: Outcome) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    done: np.ndarray[Any, np.dtype[np.bool_]] = ~np.isnan(outcome.finish_s) & ~outcome.stopped
+    return done
+
+
+def _comparable(outcomes: Sequence[Outcome]) -> bool:
+    """Return True if the same jobs have ended under each policy."""
+    return all((_done(one) == _done(outcomes[0])).all() for one in outcomes)
+
+
+def _tables(outcomes: Sequence[Outcome]) -> Iterator[Table]:
     found = [summary(outcome) for outcome in outcomes]
-    shown = [column for column in _COLUMNS if column[0] != "deadlines missed" or found[0]["deadlines"]]
-    rows = [[numbers["policy"]] for numbers in found]
-    for _, value, write, better in shown:
-        values = [value(numbers) for numbers in found]
-        known = [number * better for number in values if number is not None]
-        best = max(known) if better and len(set(known)) > 1 else None
-        for row, number in zip(rows, values, strict=True):
-            text = "–" if number is None else write(number)
-            row.append(Good(text) if number is not None and number * better == best else text)
-    return Table("Policies", ["policy", *(column[0] for column in shown)], rows)
+    marked = len(outcomes) > 1 and _comparable(outcomes)
+    best = " The best of each column is coloured." if marked else ""
+    for title, columns in _TABLES.items():
+        shown = [one for one in columns if one[0] != "deadlines missed" or found[0]["deadlines"]]
+        times_s = [value(numbers) for _, value, write, _ in shown if write is None for numbers in found]
+        unit, size_s = common_unit(filter(None, times_s))
+        rows = [[numbers["policy"]] for numbers in found]
+        for column in shown:
+            for row, cell in zip(rows, _cells(column, found, size_s, marked), strict=True):
+                row.append(cell)
+        times = f"Times in {unit}. " if times_s else ""
+        yield Table(title, ["policy", *(column[0] for column in shown)], rows, times + _NOTES[title] + best)
 
 
-def _key(names: Sequence[str]) -> str:
+def _cells(column: _Column, found: Sequence[dict[str, Any]], size_s: float, marked: bool) -> list[str]:
+    """Return a column's cells, if ``marked`` with the best coloured. ``size_s`` is the unit of times."""
+    _, value, write, better = column
+    write = write or (lambda seconds: number_text(seconds / size_s))
+    values = [value(numbers) for numbers in found]
+    texts = ["–" if number is None else write(number) for number in values]
+    known = {text: number * better for text, number in zip(texts, values, strict=True) if number is not None}
+    best = max(known, key=known.__getitem__) if marked and better and len(known) > 1 else None
+    return [Good(text) if text == best else text for text in texts]
+
+
+def _key(lines: Sequence[Line]) -> str:
     entries = "".join(
         f'<li><button type="button" data-of="{index}" aria-pressed="true">'
-        f"{swatch(colour)}{escape(name)}</button></li>"
-        for index, (name, colour) in enumerate(zip(names, cycle(COLOURS), strict=False))
+        f"{line_swatch(line, index)}{escape(line.name)}</button></li>"
+        for index, line in enumerate(lines)
     )
     return f'<ul class="key">{entries}</ul>'
 
@@ -168,13 +204,14 @@ def _use(outcomes: Sequence[Outcome], start_s: float, end_s: float) -> str:
         for outcome in outcomes
     ]
     axis = time_axis("time since the first submission", end_s)
-    return line_chart("Cluster use: share of devices held", axis, lines, width=1100, height=260)
+    return line_chart("Cluster use: share of devices held", axis, lines)
 
 
 def _gantts(outcomes: Sequence[Outcome], start_s: float, end_s: float) -> list[str]:
     trace, devices = outcomes[0].trace, outcomes[0].devices
     every = -(-devices // _ROWS)
-    ends = ("0", str((devices - 1) // every * every))
+    last = (devices - 1) // every
+    labels = {0: "0", last: str(last * every)}
     axis = time_axis("time since the first submission", end_s)
     names = [
         f"job {job}: {demand} devices for {duration(duration_s)}"
@@ -185,7 +222,7 @@ def _gantts(outcomes: Sequence[Outcome], start_s: float, end_s: float) -> list[s
         columns, picture = 960, ""
         while columns >= 60:
             rows = _grid(outcome, columns, start_s, end_s)[::every]
-            picture = gantt(outcome.policy, axis, rows, names, ends)
+            picture = gantt(outcome.policy, axis, rows, names, labels)
             if len(picture) <= _PICTURES_BYTES / len(outcomes):
                 break
             columns //= 2

@@ -22,8 +22,8 @@ _PAINTS = {
     "slice": page.Paint(),
     "suspend": page.Paint("#c62828"),
     "resume": page.Paint("#8e6bd6"),
-    "parked": page.Paint(opacity=0.18),
-    "waiting": page.Paint(opacity=0.08),
+    "parked": page.Paint(opacity=0.3),
+    "waiting": page.Paint(opacity=0.12),
 }
 
 
@@ -195,40 +195,52 @@ def _lead(found: Result) -> list[str]:
 
 
 def _jobs(found: Result) -> html.Table:
-    header = ("job", "steps", "loss", "slices", "suspend", "resume", "undisturbed", "shared", "equal")
+    header = ("job", "equal", "steps", "loss", "slices", "suspend, ms", "resume, ms", "digest")
     rows = [
         (
             job.name,
-            str(job.steps),
-            "" if job.last_loss is None else f"{job.last_loss:.4f}",
-            str(job.slices),
-            f"{job.suspend_mean_s * 1e3:.1f} ms",
-            f"{job.resume_mean_s * 1e3:.1f} ms",
-            job.undisturbed_digest[:8],
-            job.digest[:8],
             html.Good("yes") if job.equal else html.Bad("NO"),
+            str(job.steps),
+            "–" if job.last_loss is None else f"{job.last_loss:.4f}",
+            str(job.slices),
+            f"{job.suspend_mean_s * 1e3:.1f}",
+            f"{job.resume_mean_s * 1e3:.1f}",
+            _digest(job),
         )
         for job in found.jobs
     ]
-    return html.Table("Jobs (means; digests of parameters and optimizer state)", header, rows)
+    note = (
+        "Equal: the digest of parameters and optimizer state is that of the undisturbed run. Times are means."
+    )
+    return html.Table("Jobs", header, rows, note)
+
+
+def _digest(job: JobResult) -> str:
+    """Return the job's digest; if it differs from the undisturbed run's, both."""
+    shared, undisturbed = (digest[:8] or "none" for digest in (job.digest, job.undisturbed_digest))
+    return shared if job.equal else f"{shared}, undisturbed {undisturbed}"
 
 
 def _switches(found: Result) -> html.Table:
-    header = ("at", "leaving", "coming", "suspend", "handoff", "resume", "blackout", "moved")
+    header = (
+        *("at, s", "leaving", "coming", "suspend, ms", "handoff, ms", "resume, ms", "blackout, ms"),
+        "moved, MB",
+    )
     rows = [
         (
-            f"{switch.at_s:.2f} s",
+            f"{switch.at_s:.2f}",
             switch.leaving,
             switch.coming,
             *(
-                f"{seconds * 1e3:.1f} ms"
+                f"{seconds * 1e3:.1f}"
                 for seconds in (switch.suspend_s, switch.handoff_s, switch.resume_s, switch.blackout_s)
             ),
-            f"{switch.nbytes / 1e6:.1f} MB",
+            f"{switch.nbytes / 1e6:.1f}",
         )
         for switch in found.switches
     ]
-    return html.Table("Switches", header, rows)
+    note = "Blackout: suspend, handoff and resume together. A job that has ended needs no suspend."
+    return html.Table("Switches", header, rows, note)
 
 
 def _mean(values: Sequence[float]) -> float:

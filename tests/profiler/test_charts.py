@@ -6,43 +6,11 @@ import re
 from xml.etree import ElementTree
 
 import numpy as np
-import pytest
 
-from gpuslice.profiler.charts import (
-    Axis,
-    Line,
-    cumulative,
-    duration,
-    gantt,
-    holders,
-    line_chart,
-    log_axis,
-    time_axis,
-)
+from gpuslice.profiler.axes import Axis, number_axis
+from gpuslice.profiler.charts import Line, cumulative, gantt, holders, label_width, line_chart, line_key
 
 UNIT = Axis("x", 0.0, 10.0, {0.0: "0", 10.0: "10"})
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0 s"), (0.25, "0.25 s"), (90, "1.5 min"), (7200, "2 h"), (864_000, "10 d")]
-)
-def test_durations_in_the_unit_that_reads_best(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize("end_s", [0.5, 40, 5000, 90_000, 5e6, 0])
-def test_time_axes_have_a_handful_of_round_marks(end_s: float) -> None:
-    marks = time_axis("time", end_s).marks
-    assert 5 <= len(marks) <= 11
-    assert max(marks) <= (end_s or 1)
-
-
-def test_logarithmic_axes_hold_all_that_can_be_shown() -> None:
-    axis = log_axis("rho", np.array([0.0, 0.5, 50.0, np.inf, np.nan]), times=False)
-    assert (axis.low < 0.5, axis.high > 50) == (True, True)
-    assert list(axis.marks.values()) == ["1", "10", "0.5", "2", "5", "20", "50"]
-    places = axis.place(np.array([axis.low, np.sqrt(axis.low * axis.high), np.inf]), 100)
-    assert places == pytest.approx([0, 50, 100])
 
 
 def test_the_cumulative_share_of_values() -> None:
@@ -54,17 +22,31 @@ def test_the_cumulative_share_of_values() -> None:
 
 def test_lines_go_where_their_points_are() -> None:
     line = Line("<a>", np.array([0.0, 10.0]), np.array([0.0, 1.0]))
-    chart = ElementTree.fromstring(line_chart("t", UNIT, [line], width=156, height=148))
+    chart = ElementTree.fromstring(line_chart("t", UNIT, [line], height=148))
     (drawn,) = chart.iter("polyline")
-    assert drawn.get("points") == "44.0,108.0 144.0,8.0"
+    assert drawn.get("points") == "0.0,100.0 1000.0,0.0"
     assert drawn[0].text == "<a>"
 
 
-def test_more_lines_than_colours_are_told_apart_by_dashes() -> None:
+def test_points_beyond_the_axis_are_drawn_beyond_it() -> None:
+    line = Line("a", np.array([5.0, 90.0]), np.array([0.5, 0.6]))
+    (drawn,) = ElementTree.fromstring(line_chart("t", UNIT, [line])).iter("polyline")
+    _, (across, _) = (point.split(",") for point in (drawn.get("points") or "").split())
+    assert float(across) > 1000, "the line leaves the chart, it does not end at its edge"
+
+
+def test_more_lines_than_colours_are_told_apart_by_dashes_in_chart_and_key() -> None:
     lines = [Line(str(i), np.array([0.0]), np.array([0.0])) for i in range(9)]
-    drawn = list(ElementTree.fromstring(line_chart("t", UNIT, lines)).iter("polyline"))
-    looks = {(line.get("stroke"), line.get("stroke-dasharray")) for line in drawn}
-    assert len(looks) == 9
+    for text, tag in ((line_chart("t", UNIT, lines), "polyline"), (line_key(lines), "path")):
+        drawn = list(ElementTree.fromstring(text).iter(tag))
+        looks = {(line.get("stroke"), line.get("stroke-dasharray")) for line in drawn}
+        assert len(looks) == 9
+
+
+def test_a_line_keeps_its_own_colour_and_dashes() -> None:
+    line = Line("a", np.array([0.0]), np.array([0.0]), "#123456", dashed=True)
+    (drawn,) = ElementTree.fromstring(line_chart("t", UNIT, [line])).iter("polyline")
+    assert (drawn.get("stroke"), drawn.get("stroke-dasharray")) == ("#123456", "5 3")
 
 
 def test_holders_at_the_middle_of_each_stretch() -> None:
@@ -75,7 +57,7 @@ def test_holders_at_the_middle_of_each_stretch() -> None:
 
 def test_a_gantt_has_one_path_per_holder_with_all_its_pieces() -> None:
     grid = np.array([[0, 0, 1, -1], [1, 0, 0, 1]])
-    picture = ElementTree.fromstring(gantt("t", UNIT, grid, ["a", "<b>"], ("0", "1")))
+    picture = ElementTree.fromstring(gantt("t", UNIT, grid, ["a", "<b>"], {0: "n" * 30, 1: "1"}))
     a, b = picture.iter("path")
     assert re.findall(r"M(\d) (\d).5h(\d)", a.get("d") or "") == [("0", "0", "2"), ("1", "1", "2")]
     assert re.findall(r"M(\d) (\d).5h(\d)", b.get("d") or "") == [
@@ -85,9 +67,16 @@ def test_a_gantt_has_one_path_per_holder_with_all_its_pieces() -> None:
     ]
     assert b[0].text == "<b>"
     assert a.get("stroke") != b.get("stroke")
+    names = [text.text for text in picture.iter("text") if text.get("text-anchor") == "end"]
+    assert names == ["n" * 17 + "…", "1"]
 
 
-def test_the_vertical_axis_may_show_something_else_than_shares() -> None:
-    drawn = ElementTree.fromstring(line_chart("t", UNIT, [], levels={0.0: "1 ms", 0.5: "10 ms"}))
-    labels = [text.text for text in drawn.iter("text") if text.get("text-anchor") == "end"]
-    assert labels == ["1 ms", "10 ms"]
+def test_the_vertical_axis_has_its_unit_in_the_title_and_room_for_its_labels() -> None:
+    up = number_axis("ms", 12_500.0)
+    text = line_chart("t", UNIT, [], up=up)
+    drawn = ElementTree.fromstring(text)
+    assert drawn.findtext("h3") == "t, ms"
+    labels = [text.text or "" for text in drawn.iter("text") if text.get("text-anchor") == "end"]
+    assert labels == list(up.marks.values())
+    assert f"margin-left:{label_width(labels):g}px" in text
+    assert label_width(labels) > 7 * max(map(len, labels))

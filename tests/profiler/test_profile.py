@@ -9,10 +9,11 @@ from xml.etree import ElementTree
 import msgspec
 
 from gpuslice.profiler.memory import MemoryUse, unaccounted
-from gpuslice.profiler.profile import Profile, make_profile, page, summary
+from gpuslice.profiler.profile import Profile, headline, make_profile, page, summary
 from gpuslice.profiler.recorder import Recording
 from gpuslice.profiler.sampler import DeviceUse
 from gpuslice.profiler.skew import measure_skew
+from gpuslice.profiler.steps import Change
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
 MIB = 1 << 20
@@ -67,13 +68,34 @@ def test_the_page_shows_what_the_json_says() -> None:
     assert "<h1>A step of train.py --lr &lt;1&gt; takes 10 ms; 10.0 % of it waits for data</h1>" in text
     for figure, value in summary(profile):
         assert f"<td>{figure}</td><td>{value}</td>" in text
-    figures = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg viewBox=\"0 0 \d{3,}.*?</svg>", text)]
+    figures = [ElementTree.fromstring(svg) for svg in re.findall(r"<figure.*?</figure>", text)]
     assert len(figures) == 2
     dots = {path.findtext("title"): path.get("d", "").count("M") for path in figures[0].iter("path")}
     assert dots == {"warmup": 1, "step": 97, "evaluation": 1, "data stall": 1}
     assert [name for name in dots if f"</svg>{name}</li>" not in text] == [], "the key names all of them"
     assert "http" not in text
-    assert "<td>50</td><td>data_stall</td><td>500 ms</td>" in text
+    assert '<td class="number">50</td><td>data stall</td><td class="number">500</td>' in text
+    assert "At the upper edge are 3 that take longer than the axis." in text
+    assert [figure.findtext("h3") for figure in figures] == [
+        "Time of each interval, ms",
+        "Share of steps that take at most",
+    ]
+
+
+def test_one_far_longer_step_does_not_press_the_others_together() -> None:
+    text = page("x", make_profile(slow := recording(400)), slow)
+    assert "of 397 steps take longer" not in text
+    slow.interval_s[200] = 2.0
+    profile = make_profile(slow)
+    text = page("x", profile, slow)
+    (drawn,) = re.findall(r'<polyline.*?points="([^"]*)"', text)
+    xs = [float(point.split(",")[0]) for point in drawn.split()]
+    assert 500 < sorted(xs)[100] < 1000
+
+
+def test_a_step_time_that_changed_is_said_in_the_headline() -> None:
+    found = msgspec.structs.replace(make_profile(recording()), changes=(Change(50, 0.01, 0.02),))
+    assert headline("x", found) == "A step of x takes 10 ms, but changed once; 10.0 % of it waits for data"
 
 
 def test_a_script_without_steps_has_a_profile_too() -> None:

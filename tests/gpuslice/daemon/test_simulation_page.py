@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,8 @@ from gpuslice.sched_core.sim.run import Request, run_one
 from gpuslice.sched_core.traces.synth import SynthSpec, synthesize
 from gpuslice.sched_core.traces.trace import Trace
 
-from ...patience import PATIENCE_S
+from ...browser import needs_browser, probe
 from ...profiler.test_page import read
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @cache
@@ -62,10 +59,36 @@ def test_it_needs_no_network() -> None:
 
 def test_the_best_of_each_column_is_marked() -> None:
     document = page(outcomes(60, "2x8"))
-    rows = re.findall(r"<tr>(<td>(?:fifo|srtf|rr)</td>.*?)</tr>", document)
-    mean_jct = {row[4:8].strip("</"): re.findall(r'<td(?: class="(\w+)")?>', row)[2] for row in rows}
-    assert mean_jct["srtf"] == "good"
-    assert mean_jct["fifo"] == ""
+    rows = re.findall(r"<tr><td>(fifo|srtf|rr)</td>(.*?)</tr>", document)
+    mean_jct = {name: re.findall(r'<td class="([\w ]+)">', row)[1] for name, row in rows[:3]}
+    assert mean_jct["srtf"] == "good number"
+    assert mean_jct["fifo"] == "number"
+
+
+def test_times_of_a_table_are_in_one_unit() -> None:
+    first, *_ = tables = list(simulation_page._tables(outcomes(60, "2x8")))
+    assert first.note.startswith("Times in h. ")
+    cells = [cell for table in tables for row in table.rows for cell in row[1:]]
+    assert [cell for cell in cells if not re.fullmatch(r"[\d.,]+|–", cell)] == []
+
+
+def test_means_of_different_jobs_are_not_compared() -> None:
+    fifo, srtf, _ = outcomes(60, "2x8")
+    early = Outcome.empty(srtf.trace, srtf.cluster, srtf.devices, "srtf")
+    early.finish_s[:10] = srtf.finish_s[:10]
+    early.complete = False
+    assert simulation_page.headline([fifo, early]) == (
+        "Different jobs have ended: 60 under fifo, 10 under srtf; their mean times do not compare"
+    )
+    assert 'class="good' not in page([fifo, early])
+
+
+def test_policies_that_are_equal_are_said_to_be() -> None:
+    fifo, srtf, _ = outcomes(60, "2x8")
+    twin = copy(srtf)
+    twin.policy = "twin"
+    assert simulation_page.headline([srtf, twin]).startswith("All 2 policies complete a job in ")
+    assert simulation_page.headline([fifo, srtf, twin]).startswith("srtf and twin complete jobs soonest of 3")
 
 
 def test_deadlines_are_a_column_where_there_are_some() -> None:
@@ -89,26 +112,15 @@ def test_an_interrupted_run_says_so() -> None:
     assert "interrupted" in "".join(read(page([partial])).text)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@needs_browser
 def test_a_browser_draws_it_and_its_key_works(tmp_path: Path) -> None:
     """The page's own script runs, and a probe reports the boxes that the browser gave to the marks."""
-    probe = """<script>
+    script = """
     document.querySelector('button[data-of="1"]').click();
     const seen = (query) => [...document.querySelectorAll(query)].filter(
         (mark) => mark.getBoundingClientRect().width > 0 && mark.getBoundingClientRect().height > 0).length;
-    document.body.dataset.found = [seen('.line[data-of="0"]'), seen('.line[data-of="1"]'),
-        seen('.gantt svg'), seen('td.good') > 0, seen('path.job') > 60].join();
-    </script>"""
-    path = tmp_path / "page.html"
-    path.write_text(page(outcomes(60, "2x8")).replace("</body>", probe + "</body>"), encoding="utf-8")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    flags += ["--disable-sync", "--disable-background-networking", "--disable-component-update", "--dump-dom"]
-    done = subprocess.run(
-        [str(CHROMIUM), *flags, f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
-    assert 'data-found="3,0,3,true,true"' in done.stdout, done.stderr
+    return [seen('.line[data-of="0"]'), seen('.line[data-of="1"]'),
+        seen('.gantt svg.plot'), seen('td.good') > 0, seen('path.job') > 60];"""
+    found, console = probe(page(outcomes(60, "2x8")), script, tmp_path)
+    assert found == [3, 0, 3, True, True]
+    assert console == []

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from gpuslice.profiler.colocation.page import page
+from gpuslice.profiler.colocation.page import headline, page
 from gpuslice.profiler.colocation.plan import Plan
 from gpuslice.profiler.colocation.result import Result, make_result, to_csv
 from gpuslice.profiler.colocation.stress import LEVELS, Stressed
@@ -139,31 +139,59 @@ def test_json_and_page_agree(result: Result) -> None:
     text = page(result)
     cells = [float(cell) for cell in re.findall(r'data-normalized="([^"]+)"', text)]
     assert cells == [value for row in found["matrix"] for value in row if value is not None]
-    rows = re.findall(r"<tr>(<td>.*?)</tr>", text)
-    shown = [re.findall(r"<td>(.*?)</td>", row) for row in rows]
-    for one in found["sets"]:
-        for name, value in zip(one["members"], one["normalized"], strict=True):
-            label = escape(" + ".join(one["members"]))
-            (row,) = (row for row in shown if row[:3] == [escape(name), label, one["mode"]])
-            assert (row[3], row[5], row[8]) == (f"{value:.6g}", f"{one['total']:.6g}", one["verdict"])
-            assert row[7] == f"{one['gain']:.6g}"
+    shown = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(<td.*?)</tr>", text)]
+    by_mode = {(tuple(one["members"]), one["mode"]): one for one in found["sets"]}
+    for (members, mode), packed in by_mode.items():
+        if mode == "sliced":
+            continue
+        sliced = by_mode[members, "sliced"]
+        (row,) = (row for row in shown if row[0] == escape(" + ".join(members)))
+        low, high = packed["gain_interval"]
+        assert row[1:4] == [packed["verdict"], f"{packed['gain']:.3f}", f"{low:.3f} to {high:.3f}"]
+        assert row[4:] == [f"{packed['total']:.3f}", f"{sliced['total']:.3f}"]
+        for at, name in enumerate(members):
+            (row,) = (
+                row for row in shown if row[:2] == [escape(name), escape(members[1 - at])] and len(row) == 6
+            )
+            assert row[2::2] == [f"{one['normalized'][at]:.3f}" for one in (packed, sliced)]
+            (low, high), _ = (one["interval"][at] for one in (packed, sliced))
+            assert row[3] == f"{low:.3f} to {high:.3f}"
     for job in found["jobs"]:
         (row,) = (row for row in shown if row[0] == escape(job["name"]) and len(row) == 4)
-        assert row[1] == f"{job['steps_per_second']:.6g}"
+        assert row[1] == f"{job['steps_per_second']:.4g}"
         assert float(row[3]) * MIB == job["memory_bytes"]
 
 
 def test_the_page_is_one_file_with_heat_map_distributions_and_timeline(result: Result) -> None:
     text = page(result)
     assert not re.search(r"https?:|src=|href=|@import", text)
-    figures = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg viewBox=\"0 0 \d{3,}.*?</svg>", text)]
-    labels = [figure.get("aria-label", "") for figure in figures]
-    assert labels[0].startswith("Interference")
-    assert labels[1:] == [*(f"Step times of {name}" for name in NAMES), "Timeline"]
-    lines = [line.findtext("title") for line in figures[1].iter("polyline")]
-    beside = [f"{how} {name}" for name in NAMES[1:] for how in ("beside", "in turns with")]
-    assert lines[0] == "alone"
-    assert sorted(lines[1:]) == sorted(beside)
+    figures = [ElementTree.fromstring(one) for one in re.findall(r"<figure.*?</figure>", text)]
+    assert [figure.findtext("h3") for figure in figures] == [
+        *(f"Steps of {name} that take at most" for name in NAMES),
+        "Timeline",
+    ]
+    lines = [line.findtext("title") for line in figures[0].iter("polyline")]
+    assert lines == ["alone", *(f"{how} {name}" for name in NAMES[1:] for how in ("beside", "in turns with"))]
+
+
+def test_charts_that_are_compared_have_equal_scales(result: Result) -> None:
+    figures = [ElementTree.fromstring(one) for one in re.findall(r"<figure.*?</figure>", page(result))]
+    marks = [[(text.get("x"), text.text) for text in figure.iter("text")] for figure in figures[:3]]
+    assert marks[0] == marks[1] == marks[2]
+    loads = [
+        one for one in re.findall(r"<figure.*?</figure>", page(experiment(stress=True))) if "load:" in one
+    ]
+    assert len({tuple(re.findall(r"<text.*?</text>", one)) for one in loads}) == 1
+
+
+def test_a_job_has_one_colour_in_all_charts(result: Result) -> None:
+    found: dict[str, set[tuple[str | None, str | None]]] = {}
+    for one in re.findall(r"<figure.*?</figure>", page(result)):
+        for line in ElementTree.fromstring(one).iter("polyline"):
+            look = (line.get("stroke"), line.get("stroke-dasharray"))
+            found.setdefault(line.findtext("title", ""), set()).add(look)
+    assert {len(looks) for looks in found.values()} == {1}
+    assert len({look for looks in found.values() for look in looks}) == len(found)
 
 
 def test_an_interrupted_experiment_tells_what_is_known() -> None:
@@ -172,13 +200,24 @@ def test_an_interrupted_experiment_tells_what_is_known() -> None:
     assert {(one.verdict, one.more_rounds, one.interval) for one in found.sets} == {
         ("undecided", 1, (None, None))
     }
-    assert "undecided, 1 round more" in page(found)
+    assert "undecided, about 1 round more" in page(found)
     assert len(found.sets) == 2, "one that ran, and the same in the other mode"
     assert "Interrupted" in page(found)
     nothing = experiment(last=0)
     assert (nothing.jobs, nothing.sets) == ((), ())
     assert "<h1>No jobs were measured together on cpu:0 yet</h1>" in page(nothing)
-    assert "<h1>1 set of jobs on cpu:0: 1 undecided</h1>" in page(found)
+    assert "<h1>burn.py &lt;1&gt; #2 + wait.py on cpu:0: undecided so far</h1>" in page(found)
+
+
+def test_the_headline_counts_verdicts_and_says_after_how_many_rounds_it_is_undecided(result: Result) -> None:
+    assert headline(result) == "3 sets of jobs on cpu:0: 3 to pack"
+    first, *others = result.sets
+    open_ = [msgspec.structs.replace(one, verdict="undecided", more_rounds=2) for one in others]
+    found = msgspec.structs.replace(
+        result, sets=(first, *(one for one in open_ if one.members != first.members))
+    )
+    assert headline(found) == "3 sets of jobs on cpu:0: 1 to pack, 2 undecided after 3 rounds"
+    assert page(found).count("<td>undecided, about 2 rounds more</td>") == 2
 
 
 def test_sets_that_do_not_fit_are_sliced() -> None:
@@ -199,9 +238,9 @@ def test_curves_and_predictions_are_in_the_page() -> None:
     assert found.prediction_error is not None
     assert found.prediction_error.pairs == 3
     text = page(found)
-    assert f"<td>{found.prediction_error.mean_absolute:.6g}</td>" in text
+    assert f'<td class="number">{found.prediction_error.mean_absolute:.3f}</td>' in text
     for one in found.stress:
-        assert f"<td>{one.normalized[-1]:.6g}</td>" in text
+        assert f'<td class="number">{one.normalized[-1]:.3f}</td>' in text
     assert "Throughput under load: bandwidth" in text
 
 
