@@ -56,7 +56,7 @@ class MemoryUse(msgspec.Struct, frozen=True):
     context_bytes
         What the process held before it had any tensor: libraries, and on a GPU the CUDA context.
     unaccounted_bytes
-        What it holds at the last boundary beyond tensors, reserve and context.
+        Bytes held at the last boundary beyond tensors, reserve and context.
     """
 
     peak_bytes: int | None

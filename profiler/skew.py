@@ -44,7 +44,7 @@ class Skew(msgspec.Struct, frozen=True):
     skew
         ``largest_bytes / bytes``, above 0 and at most 1.
     threshold
-        From which skew on the job should be consolidated.
+        The least skew at which the job should be consolidated.
     consolidate
         True if the job should run on as few nodes as possible. If not, it may be spread.
     distribution

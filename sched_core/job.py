@@ -103,7 +103,7 @@ class Job:
     placement
         The devices it holds, rank order; once suspended or finished, the devices it held last.
     epoch
-        Counts its leases: 0 before the first.
+        Number of the job's leases so far.
     running
         True if it holds ``placement`` now (a job being brought back counts as running).
     since_s

@@ -82,7 +82,7 @@ class Content:
         Parameters
         ----------
         record
-            With `payload`, and what only the caller knows.
+            The record with `payload`, and with what only the caller knows.
         extend
             Makes room for a file of at least so many bytes; returns its length.
 

@@ -43,11 +43,11 @@ class BackgroundSnapshot:
     Parameters
     ----------
     device, store
-        Where the state is, and where it goes.
+        The device that has the state, and the store of the snapshot.
     named
         The objects to save (``state.describe``); the snapshot is restartable.
     boundary
-        Where the job stands.
+        The boundary at which the job is.
     copy_at_once
         Paths of tensors that must not wait.
 

@@ -49,9 +49,9 @@ def picture(status: SchedulerStatus, width: int, height: int, notice: str = "") 
     Parameters
     ----------
     width
-        Of the screen, in characters.
+        Number of columns of the screen.
     notice
-        Said in the first line.
+        Text for the first line.
     """
     colours = {job.id: _COLOURS[index % len(_COLOURS)] for index, job in enumerate(status.jobs)}
     queues = _queues(status.jobs, colours)

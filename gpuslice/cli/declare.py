@@ -19,7 +19,7 @@ class Option:
     Parameters
     ----------
     words
-        What it is called; else ``--`` and the parameter's name.
+        The option's names; by default ``--`` and the parameter's name.
     metavar, help
         What people are told of it.
     group
@@ -60,7 +60,7 @@ class Parameter(NamedTuple):
     Attributes
     ----------
     kind
-        Of its value, or of each of its values if there may be ``many``.
+        Type of the value, or of each value if there may be ``many``.
     words
         What the option is called; none for an argument.
     """

@@ -85,7 +85,7 @@ class StartupPipe:
     Parameters
     ----------
     descriptor
-        Where they listen; ``None``: at this terminal.
+        The pipe to the waiting process; ``None`` if that is this terminal.
     """
 
     def __init__(self, descriptor: int | None) -> None:

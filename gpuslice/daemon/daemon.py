@@ -61,9 +61,9 @@ def serve(
     ready
         Called when users may come, with the socket where they do.
     tcp
-        Where to listen besides, and the directory of keys for that.
+        A TCP endpoint to listen at besides, and the directory of its keys.
     metrics_port
-        Where to serve numbers for Prometheus; 0: at any port.
+        The port for Prometheus; 0 for any free port.
     prestart
         How many jobs are started beyond those that run; as a rule one a device, if memory allows.
     grace_s
@@ -166,7 +166,7 @@ class _Listeners:
     core
         The scheduler's.
     observer
-        Counts what is shown of jobs.
+        Keeps job histories, metrics and the log.
     journal, client_socket, replicas
         Set once they are there.
     """

@@ -20,9 +20,9 @@ class EventObserver:
     Attributes
     ----------
     job_history
-        What it knows of the jobs' lives.
+        The histories of all jobs.
     metrics
-        Where it counts, if anybody wants numbers.
+        The metrics to update; None if none are served.
     """
 
     def __init__(self, core: Core) -> None:

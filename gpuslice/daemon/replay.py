@@ -20,12 +20,12 @@ class JournalReplay:
     Parameters
     ----------
     path
-        Of the journal, as a rule ``sched_core.journal.FILE`` in the scheduler's directory.
+        Path of the journal, as a rule ``sched_core.journal.FILE`` in the scheduler's directory.
 
     Attributes
     ----------
     core
-        As it was after the last event that ``advance`` told.
+        The core after the last event that ``advance`` has yielded.
     journal, setup
         What is replayed, and what the scheduler was started with.
 

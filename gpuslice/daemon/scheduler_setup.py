@@ -54,9 +54,9 @@ class Setup:
     Attributes
     ----------
     devices
-        What it gives away.
+        The devices that the scheduler gives to jobs.
     policy, options
-        Who decides, and the policy's own settings as text.
+        The policy's name, and its own settings as text.
     ramdisk_limit
         Most bytes that the jobs' snapshots may take together, ``8G`` style; empty for the usual.
     switch_share
@@ -70,13 +70,13 @@ class Setup:
     spill_limit
         Most bytes that they may take there, ``50G`` style; empty for what its file system has.
     device_memory_bytes
-        Of each device, of the smallest if they differ; 0: not known.
+        Memory of each device, of the smallest if they differ; 0: not known.
     profiles
         What is known of pairs of scripts, for a policy that packs.
     sockets
         On how many sockets the devices lie, in equal parts and in their order.
     core_version
-        Of the core that makes the decisions.
+        Version of the core that makes the decisions.
     """
 
     devices: tuple[DeviceName, ...]

@@ -30,7 +30,7 @@ class Loaded(NamedTuple):
     Attributes
     ----------
     position
-        That was saved with it.
+        The position that was saved with the state.
     whole
         The state of what is divided among ranks (``sharded``); empty if nothing is.
     """

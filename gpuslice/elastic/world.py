@@ -43,7 +43,7 @@ class World:
     Attributes
     ----------
     rank, width
-        Which of them this process is, and how many there are.
+        This process's number among the ranks, and the number of ranks.
     number
         Number of this composition. It grows at every change.
     built

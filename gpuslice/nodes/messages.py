@@ -33,11 +33,11 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes
     ----------
     boundary
-        At which all of these ranks have one.
+        The boundary at which all of these ranks have a snapshot.
     generation
         How many snapshots the first rank has taken in this store.
     ranks
-        Those whose snapshots are here.
+        The ranks whose snapshots are here.
     tenant, tenant_limit_bytes
         The job's tenant, empty without one, and the limit of the tenant's jobs in a RAM disk, if any.
     """

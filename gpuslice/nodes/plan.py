@@ -13,11 +13,11 @@ class Found(msgspec.Struct, frozen=True):
     Attributes
     ----------
     name
-        What its devices are called by; empty: the scheduler's own node.
+        The node's name in device names; empty for the scheduler's own node.
     id, ray_name
         Ray's.
     address
-        Where other nodes reach it.
+        Address at which other nodes reach the node.
     """
 
     name: Label
@@ -32,9 +32,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes
     ----------
     name
-        Of its node.
+        Name of the agent's node.
     endpoint, scheduler
-        Where the scheduler is, and its public key.
+        The scheduler's address and public key.
     public, secret
         The agent's own keys.
     gpus

@@ -57,7 +57,7 @@ class Replication:
     job
         Its name.
     source, target
-        Where it runs, and where its replica is.
+        The node on which the job runs, and the node of its replica.
     every
         One of so many snapshots is replicated; 1 for each of them.
     ranks

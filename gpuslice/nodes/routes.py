@@ -22,7 +22,7 @@ class Routes(msgspec.Struct, frozen=True):
     Attributes
     ----------
     boundary
-        At which the snapshots were taken.
+        The boundary at which the snapshots were taken.
     ways
         The ranks whose snapshot goes from one node to another, by their names; others are there already.
     """

@@ -38,7 +38,7 @@ class Shipment(msgspec.Struct, frozen=True, kw_only=True):
     job
         Its name.
     boundary
-        At which the snapshot was taken.
+        The boundary at which the snapshot was taken.
     ranks
         How many ranks have one.
     source, target

@@ -23,7 +23,7 @@ class DeviceInUse:
     settings
         The settings that the launcher handed down.
     identity
-        Which rank this is.
+        The rank of this process.
     leaving
         Called before another device takes the place of the present one.
 

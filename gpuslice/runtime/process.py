@@ -75,7 +75,7 @@ class Process:
     settings
         The settings that the launcher handed down.
     identity
-        Which rank this is.
+        The rank of this process.
     boundaries
         The process's counter.
 

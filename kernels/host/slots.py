@@ -15,9 +15,9 @@ def check_slot(name: DeviceName, slots: int, cores: int | None = None) -> int:
     Parameters
     ----------
     slots
-        As the settings say; 0 means one per core.
+        The number in the settings; 0 means one slot per core.
     cores
-        That this process may use; asked for if not given.
+        Number of cores that this process may use; looked up if not given.
 
     Raises
     ------

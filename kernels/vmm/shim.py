@@ -42,7 +42,7 @@ class Block:
     address
         On the device; the same before a suspend and after the resume.
     nbytes
-        As asked for.
+        The number of bytes that was asked for.
     mapped
         True if physical memory is behind it now.
     """

@@ -64,7 +64,7 @@ class Stressed(msgspec.Struct, frozen=True):
     units_per_second
         Throughput of the load, without the moments in which the job was halted.
     reference
-        That by what it was in those moments; ``None`` if there were none.
+        The reference's throughput, by that while the job was stopped; ``None`` if it never was.
     """
 
     kind: str

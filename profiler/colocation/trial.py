@@ -27,7 +27,7 @@ class Window(msgspec.Struct, frozen=True):
     Attributes
     ----------
     steps, seconds
-        Those that it made with the others, and how long that was.
+        Steps made with the others, and the seconds they took.
     alone_steps, alone_seconds
         The same while the others stood still.
     """
@@ -51,7 +51,7 @@ class Run(msgspec.Struct, frozen=True):
     Attributes
     ----------
     steps
-        Those made while all members trained; parts of steps at the ends count as such.
+        Steps made while all members trained; steps at the ends count in part.
     seconds
         How long all members trained at the same time, warm-ups excluded.
     starts
@@ -100,7 +100,7 @@ class Trial(msgspec.Struct, frozen=True):
     mode
         How they shared the device.
     wall_s
-        What it took in all, with starting and ending the scripts.
+        Duration of the whole trial, with starting and ending the scripts.
     runs
         One for each member; none if it could not be measured, and none beside our own loads.
     stressed

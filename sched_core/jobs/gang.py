@@ -68,7 +68,7 @@ class Gang(AccountedJob):
     deadline_missed
         True if it had not succeeded by its deadline.
     verdict
-        How it, or its last attempt, ended.
+        When and why the job, or its last attempt, ended.
     borrowed, lent
         The devices of its trial, rank order; empty before and after. True if another job's trial has borrowed
         a device of those that the policy wants it on.

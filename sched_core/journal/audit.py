@@ -36,13 +36,13 @@ class Audit:
     problem
         What is wrong with it; empty: nothing.
     head
-        Where what is whole of it ends.
+        The end of the intact part.
     setup
         What core it is of, if that is known for certain.
     chained
         True if it has checksums; journals of former versions have none.
     noted
-        Where it ends by what was written down of that beside it, if anything was.
+        The end of the journal as the head file has it, if there is one.
     noted_chain
         The running checksum of the event with which it ends by that.
     """

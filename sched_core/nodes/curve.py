@@ -119,7 +119,7 @@ class KeyAuthenticator:
     context
         Context of the sockets that it protects.
     directory
-        Of keys.
+        The directory of keys.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], directory: Path) -> None:

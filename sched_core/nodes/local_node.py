@@ -40,7 +40,7 @@ class LocalNode:
     Parameters
     ----------
     context
-        For the ranks' socket.
+        The ZeroMQ context of the ranks' socket.
     directory
         Private; for that socket and the jobs' output.
     clock
@@ -53,7 +53,7 @@ class LocalNode:
     Attributes
     ----------
     processes
-        By job; and where their output is.
+        The jobs' processes, and the place of their output.
     ranks
         The ranks' socket: to be polled, and ``receive`` to be called when it can be read.
 

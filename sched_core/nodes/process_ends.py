@@ -26,7 +26,7 @@ class ProcessEnds:
     Parameters
     ----------
     ranks
-        Where ranks say something.
+        The socket at which ranks send messages.
     """
 
     def __init__(self, ranks: RankSocket) -> None:

@@ -28,7 +28,7 @@ class Ports:
         Parameters
         ----------
         path
-            Where the choice is written down, so that later calls return the same port.
+            A file that keeps the choice, so that later calls return the same port.
         """
         with suppress(OSError, ValueError):
             return int(path.read_text())

@@ -19,7 +19,7 @@ class Hosts:
     cluster
         The nodes.
     cpus, memory_gib
-        Of each node; 0: not limited and not counted.
+        Capacity of each node; 0: not limited and not counted.
     """
 
     def __init__(self, cluster: Cluster, cpus: float = 0, memory_gib: float = 0) -> None:

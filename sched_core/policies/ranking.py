@@ -33,7 +33,7 @@ class Entry:
     running
         True if the ranking lets it run.
     devices
-        What it is to run on, if running.
+        The devices on which the entry should run, if it runs.
     """
 
     __slots__ = ("devices", "job", "key", "running", "size", "size_class")

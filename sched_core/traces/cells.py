@@ -19,7 +19,7 @@ class Row:
     Parameters
     ----------
     path, line
-        Where it stands, for messages; lines count from 1.
+        File and line of the row, for messages; lines count from 1.
     cells
         Text by column.
     """

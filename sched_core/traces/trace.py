@@ -26,7 +26,7 @@ class Trace:
     extras
         Further columns by ``JobSpec`` field name.
     name
-        Where it came from, for messages and reports.
+        Name of the trace's file or origin, for messages and reports.
     attempts
         Per job, the attempts that its duration is made of; ``None`` if the trace says nothing of them. No
         policy sees them.

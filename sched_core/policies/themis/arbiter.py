@@ -54,7 +54,7 @@ class Arbiter:
         What the hidden payment is taken from. True: devices, whole gangs at a time, as the paper has it;
         false: the length of the lease.
     seed
-        Of the lottery for leftovers.
+        Seed of the random order in which leftovers are given out.
     """
 
     def __init__(self, fairness: float, bidders: int, *, whole_leases: bool, seed: int) -> None:

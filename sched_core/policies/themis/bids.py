@@ -14,7 +14,7 @@ class Option(msgspec.Struct, frozen=True):
     Attributes
     ----------
     gangs
-        Which job would get how many devices of which node.
+        How many devices of which node each job would get.
     value
         1/ρ of the app if it gets just this.
     """
@@ -43,7 +43,7 @@ class Bid(msgspec.Struct, frozen=True):
     Attributes
     ----------
     app
-        Whose bid.
+        Name of the app that bids.
     nothing
         Value of getting nothing; positive, else payments would not be defined.
     options

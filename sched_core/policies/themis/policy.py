@@ -48,7 +48,7 @@ class Themis:
     bidders
         Most bidders of one auction.
     seed
-        Of the lottery for leftovers.
+        Seed of the random order in which leftovers are given out.
     """
 
     name = "themis"

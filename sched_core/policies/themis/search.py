@@ -80,7 +80,7 @@ class Search:
     Parameters
     ----------
     bounds
-        Of the same bidders, see ``relaxed``.
+        The bounds of the same bidders, as ``relaxed`` returns them.
     effort
         Steps after which the search gives up.
 
