@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from .axes import Axis, number_axis, time_axis
+from .axes import CHARACTER_PX, Axis, number_axis, time_axis
 from .charts import BOTTOM, RIGHT, axis_marks
 from .html import COLOURS, Table, colour_key, document, render_table, swatch
 from .timeline import Holding, Span, Timeline, Track
@@ -66,17 +66,31 @@ def page(
 
 
 def picture(timeline: Timeline, kinds: dict[str, Paint]) -> str:
-    """Return the page's picture as an SVG file of its own, on white. The bars' titles serve as its key."""
+    """Return the page's picture as an SVG file of its own, on white, with a key of the kinds below it."""
     drawn, height = _picture(timeline, _subjects(timeline), kinds)
     style = "".join(f"{rule}\n" for rule in _STYLE)
-    size = f'viewBox="0 0 {_PICTURE_WIDTH} {height}" width="{_PICTURE_WIDTH}" height="{height}"'
+    whole = height + _ROW_HEIGHT
+    size = f'viewBox="-8 0 {_PICTURE_WIDTH + 8} {whole}" width="{_PICTURE_WIDTH + 8}" height="{whole}"'
     place = f'x="{_LABEL_WIDTH}" width="{_PICTURE_WIDTH - _LABEL_WIDTH - RIGHT}" height="{height}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="timeline">'
         f"<style>\n{style}</style>"
-        f'<rect width="100%" height="100%" fill="#ffffff"/>'
-        f'<svg {place} overflow="visible">{drawn}</svg></svg>\n'
+        f'<rect x="-8" width="100%" height="100%" fill="#ffffff"/>'
+        f'<svg {place} overflow="visible">{drawn}</svg>{_drawn_key(kinds, height)}</svg>\n'
     )
+
+
+def _drawn_key(kinds: dict[str, Paint], y: float) -> str:
+    """Return the key of the kinds as a line of the picture; rows say which colour is whose."""
+    x, parts = float(_LABEL_WIDTH), []
+    for kind, paint in kinds.items():
+        if paint == Paint():
+            continue
+        look = f'fill="{paint.colour or "#1d2129"}" fill-opacity="{paint.opacity}"'
+        parts.append(f'<rect x="{x:g}" y="{y + 4:g}" width="14" height="14" rx="2" {look}/>')
+        parts.append(f'<text x="{x + 20:g}" y="{y + 15:g}">{escape(kind)}</text>')
+        x += 20 + len(kind) * CHARACTER_PX + 20
+    return "".join(parts)
 
 
 def _in_page(timeline: Timeline, subjects: dict[str, str], kinds: dict[str, Paint]) -> str:

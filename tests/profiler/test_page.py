@@ -70,6 +70,7 @@ def test_the_picture_by_itself_shows_the_same_bars() -> None:
         "<b> & #1: 0.000 s to 2.000 s (2000.0 ms)\nsteps: 3",
         "suspend: 2.000 s to 2.000 s (0.1 ms)",
     ]
+    assert [text.text for text in root.iter(f"{svg}text")][-1] == "suspend", "it names what looks otherwise"
     in_page = [attributes for tag, attributes in read(example()).tags if attributes.get("class") == "bar"]
     assert [bar.attrib for bar in bars] == in_page
 
