@@ -122,12 +122,13 @@ def log_axis(title: str, values: Column, *, times: bool) -> Axis:
     else:
         size = 1.0
     powers = range(floor(log10(low / size)), ceil(log10(high / size)) + 1)
-    # Finer marks first; the last has the first power of ten only, and fits always.
+    # Finer marks first. The last way has one mark, which fits.
     ways = [((1, 2, 5), 1), ((1, 3), 1), *(((1,), every) for every in range(1, len(powers) + 1))]
-    for factors, every in ways:
-        found = [factor * 10.0**power for power in powers if power % every == 0 for factor in factors]
-        marks = {at * size: f"{at:g}" for at in found if low <= at * size <= high}
-        axis = Axis(title, low, high, marks, logarithmic=True)
-        if axis.fits(NARROWEST_PX):
-            break
-    return axis
+    found = (
+        [factor * 10.0**power for power in powers[::every] for factor in factors] for factors, every in ways
+    )
+    axes = (
+        Axis(title, low, high, {at * size: f"{at:g}" for at in marks if low <= at * size <= high}, True)
+        for marks in found
+    )
+    return next(axis for axis in axes if axis.fits(NARROWEST_PX))
