@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from .registry import BOUNDARIES, CASES, Loop, case, loss_of, mlp
 
 
-def _compiled(backend: str) -> Loop:
+def _compiled(backend: str, **options: int) -> Loop:
     torch._dynamo.reset()
     model = mlp(dropout=backend != "inductor")
-    compiled = torch.compile(model, backend=backend)
+    compiled = torch.compile(model, backend=backend, options=options or None)
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(BOUNDARIES):
         optimizer.zero_grad()
@@ -31,7 +31,8 @@ def _compiled(backend: str) -> Loop:
 CASES["compiled-eager"] = lambda: _compiled("eager")
 CASES["compiled-aot_eager"] = lambda: _compiled("aot_eager")
 if shutil.which("g++"):
-    CASES["compiled-inductor"] = lambda: _compiled("inductor")
+    # Inductor would start as many compiling processes as there are cores, and each of them imports torch.
+    CASES["compiled-inductor"] = lambda: _compiled("inductor", compile_threads=1)
 
 
 def _ddp(*, views: bool) -> Loop:
