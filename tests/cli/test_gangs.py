@@ -1,10 +1,9 @@
-"""A gang of every kind of parallel training under a scheduler: parked, moved and killed (gang.py)."""
+"""A gang of every kind of parallel training under a scheduler: parked and moved (gang.py)."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from .waiting import until
 
 SCRIPT = Path(__file__).parents[1] / "gpuslice" / "gang.py"
 EPOCHS = "16"
-RANKS = 4
+RANKS = 2
 #: How long a collective may take, once all ranks train; the gang is parked for longer.
 TIMEOUT_S, PARKED_S = 8.0, 9.0
 
@@ -28,20 +27,20 @@ def digests(directory: Path) -> dict[str, dict[str, str]]:
     return {file.name: json.loads(file.read_text()) for file in directory.glob("digests.*")}
 
 
-def test_a_gang_that_is_parked_moved_and_killed_ends_as_an_undisturbed_one(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_a_gang_that_is_parked_and_moved_ends_as_an_undisturbed_one(shell: Shell, tmp_path: Path) -> None:
     directories = [tmp_path / name for name in ("undisturbed", "ours")]
     for directory in directories:
         directory.mkdir()
     undisturbed, ours = directories
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "GANG_TIMEOUT_S": str(TIMEOUT_S)}
     words = (str(RANKS), EPOCHS, "0", "0")
-    shell("up", "--devices", "cpu:8", "--policy", "fifo")
+    shell("up", "--devices", "cpu:4", "--policy", "fifo")
     client = shell.client()
     command = [sys.executable, str(SCRIPT), str(undisturbed), *words]
     subprocess.run(command, env=environ, check=True, timeout=PATIENCE_S)
-    job = client.submit([str(SCRIPT), str(ours), *words], devices=RANKS, environ=environ, max_restarts=1)
+    fast = tmp_path / "fast"  # slow until then, as it must not end before it is moved
+    environ["GANG_SLOW_UNTIL"] = str(fast)
+    job = client.submit([str(SCRIPT), str(ours), *words], devices=RANKS, environ=environ)
 
     until(client, job, lambda info: info.steps > 10)
     client.suspend(job)
@@ -54,20 +53,10 @@ def test_a_gang_that_is_parked_moved_and_killed_ends_as_an_undisturbed_one(
     client.migrate(job, others)
     info = until(client, job, lambda info: info.state == "running" and others[0] in info.devices)
     assert info.devices == others
-    steps = info.steps
-    until(client, job, lambda info: info.steps > steps + 10)
-    os.kill(int((ours / "pid.4.3").read_text()), signal.SIGKILL)
-
+    fast.touch()
     ended = client.wait(job, PATIENCE_S)
     assert ended is not None
     told = Path(client.logs(job).err).read_text(encoding="utf-8")
-    assert (ended.state, ended.restarts) == ("succeeded", 1), told
-    (went_on,) = [event for event in client.events() if event.what == "went_on"]
-    assert went_on.details["attempt"] == 2
-    assert went_on.details["boundary"] > 0
-    found, expected = digests(ours), digests(undisturbed)
-    for name, of_rank in found.items():
-        # It went on from its last whole snapshot.
-        assert int(of_rank.pop("done")) < int(expected[name].pop("done"))
-    assert found == expected
+    assert ended.state == "succeeded", told
+    assert digests(ours) == digests(undisturbed)
     shell("down")
