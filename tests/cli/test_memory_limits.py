@@ -30,7 +30,7 @@ def test_a_job_over_its_limit_ends_alone(shell: Shell, tmp_path: Path) -> None:
     shell("up", "--devices", "cpu:1", "--quantum", "300ms")
     client = shell.client()
     words = [str(NEIGHBOUR), "--steps", str(STEPS)]
-    neighbours = [client.submit(words, environ=STEADY, device_memory_bytes=1 << 30) for _ in range(3)]
+    neighbours = [client.submit(words, environ=STEADY, device_memory_bytes=1 << 30) for _ in range(2)]
     culprit = client.submit(
         [str(greedy)], environ=dict(os.environ), device_memory_bytes=100 << 20, max_restarts=2
     )
