@@ -50,7 +50,17 @@ def _kills(seed: int, left_s: float) -> Run:
     return Run((*_PYTEST, "tests/sched_core/test_killed_gangs.py", "tests/gpuslice/test_restart.py"))
 
 
-SOAKS: dict[str, Callable[[int, float], Run]] = {"worlds": _worlds, "chaos": _chaos, "kills": _kills}
+def _cycles(seed: int, left_s: float) -> Run:
+    """Ten thousand suspends and resumes, after which memory, files and descriptors are level."""
+    return Run((*_PYTEST, "tests/checkpoint/test_endurance.py"), {"GPUSLICE_CYCLES": "10000"})
+
+
+SOAKS: dict[str, Callable[[int, float], Run]] = {
+    "worlds": _worlds,
+    "chaos": _chaos,
+    "kills": _kills,
+    "cycles": _cycles,
+}
 
 
 def soak(name: str, minutes: float) -> dict[str, object]:
