@@ -97,11 +97,11 @@ def test_a_gang_of_which_any_rank_was_killed_goes_on_bit_for_bit(
         assert of_rank == {kind: value for kind, value in undisturbed[name].items() if kind != "done"}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_gang_goes_on_in_other_processes_when_it_leaves_and_when_a_rank_is_killed(
-    quick_workshop: Workshop, undisturbed: dict[str, dict[str, str]], ranks: int
+def test_a_gang_of_four_goes_on_in_other_processes_when_it_leaves_and_when_a_rank_is_killed(
+    quick_workshop: Workshop, undisturbed: dict[str, dict[str, str]]
 ) -> None:
     """The first leaves, the second is killed, the third ends."""
+    ranks = 4
     leaves, dies = quick_workshop.directory / "leaves", quick_workshop.directory / "dies"
     with gang(quick_workshop, "first", ("all", "4"), leaves, ranks=ranks) as first:
         has_begun(quick_workshop, "first", ranks)
