@@ -99,6 +99,12 @@ def finish_ranks(processes: list[subprocess.Popen[str]]) -> list[str]:
                 process.kill()
 
 
+def train_undisturbed(directory: Path, servers: Servers, ranks: int, *words: str) -> str:
+    """Run a script's ranks in warm processes and without a scheduler; return what they print."""
+    workshop = Workshop(directory, directory / "ramdisk", servers)
+    return "".join(finish_ranks(workshop.start_ranks(ranks, [sys.executable, *words])))
+
+
 @pytest.fixture
 def workshop(tmp_path: Path) -> Workshop:
     return Workshop(tmp_path, tmp_path / "ramdisk")

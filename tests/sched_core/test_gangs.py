@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,11 @@ from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.types import DeviceName
 from gpuslice.wire import Hello, Overshot
 
+from ..gpuslice.conftest import servers, train_undisturbed
+from ..gpuslice.warm.process import Servers
 from ..patience import PATIENCE_S
+
+__all__ = ["servers"]
 
 SCRIPT = Path(__file__).with_name("ddp.py")
 EPOCHS = "8"
@@ -45,10 +48,12 @@ def digest(text: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.gangs
-def test_gangs_that_share_devices_end_as_undisturbed_ones(tmp_path: Path, ramdisk: str) -> None:
+def test_gangs_that_share_devices_end_as_undisturbed_ones(
+    tmp_path: Path, ramdisk: str, servers: Servers
+) -> None:
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     argv = (*TORCHRUN, str(SCRIPT), EPOCHS)
-    alone = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    alone = train_undisturbed(tmp_path, servers, 2, str(SCRIPT), EPOCHS)
     core = Core([DeviceName("cpu", 0), DeviceName("cpu", 1)], RoundRobin(quantum_s=0.5))
 
     begin, enough, here = tmp_path / "begin", tmp_path / "enough", set[tuple[str, int]]()
@@ -77,7 +82,7 @@ def test_gangs_that_share_devices_end_as_undisturbed_ones(tmp_path: Path, ramdis
         outputs = [scheduler.local.processes.log(job, "out").read_text() for job in "gh"]
     assert {job.state for job in core.jobs.values()} == {JobState.SUCCEEDED}
     assert all(job.epoch > 1 for job in core.jobs.values()), "nothing was put to the test"
-    assert [digest(output) for output in outputs] == [digest(alone.stdout)] * 2
+    assert [digest(output) for output in outputs] == [digest(alone)] * 2
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -25,8 +24,12 @@ from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.policies.gandiva.policy import Gandiva
 from gpuslice.types import DeviceName
 
+from ..gpuslice.conftest import servers, train_undisturbed
+from ..gpuslice.warm.process import Servers
 from ..patience import PATIENCE_S
 from . import torchrun_elastic
+
+__all__ = ["servers"]
 
 SCRIPT = str(Path(torchrun_elastic.__file__))
 RANK = str(Path(__file__).with_name("rank.py"))
@@ -45,7 +48,9 @@ def lines(directory: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.gangs
-def test_it_grows_and_shrinks_and_sees_every_sample_once_an_epoch(tmp_path: Path, ramdisk: str) -> None:
+def test_it_grows_and_shrinks_and_sees_every_sample_once_an_epoch(
+    tmp_path: Path, ramdisk: str, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """1 -> 2 -> 1 ranks; the result is that of one rank, but for the order of sums."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     resized, fixed = tmp_path / "resized", tmp_path / "fixed"
@@ -76,7 +81,7 @@ def test_it_grows_and_shrinks_and_sees_every_sample_once_an_epoch(tmp_path: Path
     for epoch in range(epochs):
         seen = Counter(index for line in written if line["epoch"] == epoch for index in line["seen"])
         assert seen == Counter(range(torchrun_elastic.LENGTH))
-    alone = {**environ, "EPOCHS": str(epochs)}
-    subprocess.run([*TORCHRUN, SCRIPT, str(fixed), ""], env=alone, check=True, timeout=PATIENCE_S)
+    monkeypatch.setenv("EPOCHS", str(epochs))
+    train_undisturbed(tmp_path, servers, 1, SCRIPT, str(fixed), "")
     ours, theirs = (torch.load(path / "checkpoint.pt")["model"]["weight"] for path in (resized, fixed))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
