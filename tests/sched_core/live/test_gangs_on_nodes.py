@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -33,9 +32,13 @@ from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.sched_core.policy import Policy
 from gpuslice.types import DeviceName
 
+from ...gpuslice.conftest import servers, train_undisturbed
+from ...gpuslice.warm.process import Servers
 from ...patience import PATIENCE_S
 from .bench import alive
 from .test_nodes import AGENT, Site
+
+__all__ = ["servers"]
 
 SCRIPT = Path(__file__).parents[1] / "attached_ddp.py"
 BRING = Path(__file__).with_name("bring.py")
@@ -213,13 +216,11 @@ def gangs(tmp_path: Path, ramdisks: Path, request: pytest.FixtureRequest) -> Ite
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    enough = tmp_path_factory.mktemp("undisturbed") / "enough"
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> str:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    enough = directory / "enough"
     enough.touch()
-    words = [*TORCHRUN, str(SCRIPT), EPOCHS, str(enough)]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
-    return digest(done.stdout)
+    return digest(train_undisturbed(directory, servers, 2, str(SCRIPT), EPOCHS, str(enough)))
 
 
 def test_a_gang_on_two_nodes_is_suspended_and_moves_with_the_snapshot_of_each_rank(
@@ -227,14 +228,9 @@ def test_a_gang_on_two_nodes_is_suspended_and_moves_with_the_snapshot_of_each_ra
 ) -> None:
     job = gangs.gang(0, 2)
     assert job.nodes == (0, 1)
-    draw = random.Random(4)
-    for _ in range(3):
+    for devices in ((0, 4), (2, 3), (1, 5)):  # one rank; both, to one node; and apart
         gangs.park(job)
         gangs.unpark(job)
-    for devices in ((0, 4), (2, 3), (4, 5), (1, 3)):  # one rank; both, to one node; to another; and apart
-        for _ in range(draw.randint(0, 2)):
-            gangs.park(job)
-            gangs.unpark(job)
         gangs.move(job, *devices)
     assert job.failures == 0
     assert len(gangs.notes("relocated")) >= 3
