@@ -13,6 +13,8 @@ from .conftest import Shell
 from .waiting import until
 
 SCRIPT = Path(__file__).parents[1] / "gpuslice" / "launched.py"
+#: The script goes slowly after 100 steps until it has been parked.
+EPOCHS, STEPS = "60", 360
 STEADY = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.gangs]
@@ -23,7 +25,7 @@ def test_a_gang_that_starts_itself_parks_whole(shell: Shell, tmp_path: Path, how
     shell("up", "--devices", "cpu:2", "--policy", "fifo")
     client = shell.client()
     parked = tmp_path / "parked"
-    job = client.submit([str(SCRIPT), how, str(tmp_path), "300", str(parked)], devices=2, environ=STEADY)
+    job = client.submit([str(SCRIPT), how, str(tmp_path), EPOCHS, str(parked)], devices=2, environ=STEADY)
     until(client, job, lambda info: info.steps > 20)
     client.suspend(job)
     until(client, job, lambda info: info.state == "suspended")
@@ -31,7 +33,7 @@ def test_a_gang_that_starts_itself_parks_whole(shell: Shell, tmp_path: Path, how
     client.resume(job)
     ended = client.wait(job, PATIENCE_S)
     assert ended is not None
-    assert (ended.state, ended.slices, ended.steps) == ("succeeded", 2, 1800), ended
+    assert (ended.state, ended.slices, ended.steps) == ("succeeded", 2, STEPS), ended
     digests = {(tmp_path / f"digest.{rank}").read_text() for rank in (0, 1)}
     assert len(digests) == 1
     shell("down")
@@ -41,7 +43,7 @@ def test_the_only_rank_of_a_launcher_parks(shell: Shell, tmp_path: Path) -> None
     shell("up", "--devices", "cpu:1", "--policy", "fifo")
     client = shell.client()
     parked = tmp_path / "parked"
-    job = client.submit([str(SCRIPT), "alone", str(tmp_path), "300", str(parked)], environ=STEADY)
+    job = client.submit([str(SCRIPT), "alone", str(tmp_path), EPOCHS, str(parked)], environ=STEADY)
     until(client, job, lambda info: info.steps > 20)
     client.suspend(job)
     until(client, job, lambda info: info.state == "suspended")
@@ -50,7 +52,7 @@ def test_the_only_rank_of_a_launcher_parks(shell: Shell, tmp_path: Path) -> None
     ended = client.wait(job, PATIENCE_S)
     assert ended is not None
     told = Path(client.logs(job).err).read_text(encoding="utf-8")
-    assert (ended.state, ended.slices, ended.steps) == ("succeeded", 2, 1800), told
+    assert (ended.state, ended.slices, ended.steps) == ("succeeded", 2, STEPS), told
     assert "rejected" not in told
     assert (tmp_path / "digest.0").exists()
     shell("down")
