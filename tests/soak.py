@@ -46,8 +46,9 @@ def _chaos(seed: int, left_s: float) -> Run:
 
 
 def _kills(seed: int, left_s: float) -> Run:
-    """Each rank of a gang killed at every moment, and trainings killed at random boundaries."""
-    return Run((*_PYTEST, "tests/sched_core/test_killed_gangs.py", "tests/gpuslice/test_restart.py"))
+    """Ranks of a gang killed at every moment, and trainings killed at random boundaries."""
+    words = (*_PYTEST, "tests/sched_core/test_killed_gangs.py", "tests/gpuslice/test_restart.py")
+    return Run(words, {"GPUSLICE_KILLS": "all"})
 
 
 def _cycles(seed: int, left_s: float) -> Run:

@@ -1,4 +1,8 @@
-"""Any rank of a gang is killed, at any moment: the gang ends as an undisturbed one (gang.py)."""
+"""Any rank of a gang is killed, at any moment: the gang ends as an undisturbed one (gang.py).
+
+With ``GPUSLICE_KILLS=all`` these are all moments of ``deadly_moments.py``, as by ``./x soak kills``; without
+it one of each kind.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +37,13 @@ SCRIPT = str(Path(gang.__file__))
 EPOCHS = "20"
 RANKS = 4
 NAME = "g"
+ALL = os.environ.get("GPUSLICE_KILLS") == "all"
+KINDS = "ddp fsdp tensor_parallel plain" if ALL else "ddp fsdp plain"
+#: Ranks that are killed as they train, and the moments at which one is killed. Before each of ``RESTARTS``
+#: another rank is killed as it trains, so that there is something to agree on.
+TRAINING, SUSPENDS, RESUMES, RESTARTS = (
+    ((0, 1), SUSPENDING, RESUMING, RESTARTING) if ALL else ((1,), ("published",), ("back",), ("agreed",))
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.gangs]
 
@@ -101,7 +112,7 @@ def ramdisk() -> Iterator[str]:
         yield directory
 
 
-def test_each_of_four_ranks_killed_at_every_moment(
+def test_ranks_killed_at_every_kind_of_moment(
     tmp_path: Path, ramdisk: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they train, suspend, resume, and as they agree where to go on."""
@@ -109,7 +120,7 @@ def test_each_of_four_ranks_killed_at_every_moment(
     undisturbed, ours, fast = (tmp_path / name for name in ("undisturbed", "ours", "fast"))
     undisturbed.mkdir()
     ours.mkdir()
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "GANG_KINDS": "ddp fsdp tensor_parallel plain"}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "GANG_KINDS": KINDS}
     words = (str(RANKS), EPOCHS, "0", "0")
     alone = subprocess.Popen([sys.executable, SCRIPT, str(undisturbed), *words], env=environ)
     core = Core([DeviceName("cpu", slot) for slot in range(RANKS)], Fifo())
@@ -134,25 +145,25 @@ def test_each_of_four_ranks_killed_at_every_moment(
 
 
 def kill_all(gang: Gang) -> int:
-    """Every rank as it trains, and some rank at every moment of a switch; how many attempts that took."""
+    """Kill ranks as they train and at moments of a switch; return how many attempts that took."""
     attempts = 0
-    for rank in range(RANKS - len(RESTARTING)):
+    for rank in TRAINING:
         gang.train(attempts)
         gang.kill(rank)
         attempts += 1
         gang.dead(attempts)
-    for number, moment in enumerate((*SUSPENDING, *RESUMING)):
+    for number, moment in enumerate((*SUSPENDS, *RESUMES), start=2):
         gang.train(attempts)
-        if moment in RESUMING:
+        if moment in RESUMES:
             gang.hold()
             gang.until(lambda: gang.job.state is JobState.SUSPENDED)
         gang.order(moment, number % RANKS)
-        (gang.release if moment in RESUMING else gang.hold)()
+        (gang.release if moment in RESUMES else gang.hold)()
         attempts += 1
         gang.dead(attempts)
         if gang.job.held:
             gang.release()
-    for number, moment in enumerate(RESTARTING):
+    for number, moment in enumerate(RESTARTS):
         gang.train(attempts)
         gang.order(moment, number + 1)
         gang.kill(RANKS - 1 - number)
