@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import mean
 
 import pytest
 
@@ -24,6 +23,10 @@ SCRIPT = Path(__file__).parents[2] / "gpuslice" / "demo" / "jobs" / "wine.py"
 ATTACHED = Path(__file__).with_name("attached.py")
 HELD = Path(__file__).with_name("held.py")
 STEADY = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+#: Service after which 2das prefers others; many times what a short training takes.
+THRESHOLD_S = 5.0
+LONG, SHORT = 300, 5
 
 pytestmark = [pytest.mark.slow, pytest.mark.trainings]
 
@@ -57,7 +60,7 @@ def digest(client: Client, job: str) -> str:
 
 
 def test_trainings_survive_the_kill_of_their_scheduler(shell: Shell) -> None:
-    options, steps = ("--devices", "cpu:1", "--quantum", "500ms"), 600
+    options, steps = ("--devices", "cpu:1", "--quantum", "500ms"), LONG
     shell("up", *options)
     client = shell.client()
     enough = shell.directory / "enough"
@@ -74,11 +77,6 @@ def test_trainings_survive_the_kill_of_their_scheduler(shell: Shell) -> None:
     shell("down")
 
 
-#: Service after which 2das prefers others; many times what a short training takes.
-THRESHOLD_S = 5.0
-LONG, SHORT = 800, 5
-
-
 @dataclass(frozen=True)
 class Ending:
     """How a training ended.
@@ -87,25 +85,23 @@ class Ending:
     ----------
     job
         What the scheduler says of it.
-    after_s
-        How long after it was let in.
     after_steps
-        How many steps all of them had made by then: a clock that no other program can slow down.
+        How many steps all of them had made by then.
     digest
         Of its model.
     """
 
     job: JobInfo
-    after_s: float
     after_steps: int
     digest: str
 
 
-def complete(shell: Shell, policy: tuple[str, ...], steps: list[int], enough: Path) -> list[Ending]:
-    """Trainings of so many steps, let in one after the other once all have imported what they need.
+def complete(shell: Shell, steps: list[int], enough: Path) -> list[Ending]:
+    """Train so many steps under 2das, each job let in after the other once all have imported what they need.
 
     Long ones wait for the file ``enough``, which is there when the short ones have ended.
     """
+    policy = ("2das", "--set", f"thresholds={THRESHOLD_S}")
     shell("up", "--devices", "cpu:1", "--switch-share", "0", "--policy", *policy)
     client = shell.client()
     jobs = []
@@ -118,71 +114,30 @@ def complete(shell: Shell, policy: tuple[str, ...], steps: list[int], enough: Pa
     ended = finish(client, [job for job, count in zip(jobs, steps, strict=True) if count == SHORT])
     enough.touch()
     ended |= finish(client, jobs)
-    let_in_s: dict[str, float] = {}
     made: dict[str, int] = {}
     after_steps: dict[str, int] = {}
     found: dict[str, Ending] = {}
     for event in client.events():
-        if event.what == "released":
-            let_in_s[event.job] = event.at_s
-        elif event.what in ("suspended", "bye"):
+        if event.what in ("suspended", "bye"):
             made[event.job] = int(event.details["step"] or 0)
             after_steps[event.job] = sum(made.values())
         elif event.what == "exited":
-            after_s = event.at_s - let_in_s[event.job]
-            found[event.job] = Ending(
-                ended[event.job], after_s, after_steps[event.job], digest(client, event.job)
-            )
+            found[event.job] = Ending(ended[event.job], after_steps[event.job], digest(client, event.job))
     shell("down")
     return [found[job] for job in jobs]
 
 
-def beside(shell: Shell, name: str) -> Shell:
-    """Another scheduler, which is cleared away together with the first. Its devices are locked elsewhere."""
-    locks = shell.directory / f"{name}-locks"
-    return Shell(shell.directory / name, shell.clients, {"GPUSLICE_LOCK_DIR": str(locks)})
-
-
-def table(steps: list[int], fifo: list[Ending], las: list[Ending]) -> str:
-    """How long each took, by the clock and by the steps that all of them had made."""
-    lines = [f"{'':9}{'':>8}  {'JCT, seconds':^18}  {'JCT, steps':^18}"]
-    lines += [f"{'training':9}{'steps':>8}" + f"  {'fifo':>8}  {'2das':>8}" * 2]
-    for count, one, other in zip(steps, fifo, las, strict=True):
-        seconds = f"  {one.after_s:8.1f}  {other.after_s:8.1f}"
-        lines.append(f"{'wine':9}{count:8}{seconds}  {one.after_steps:8}  {other.after_steps:8}")
-    means = [mean(ending.after_s for ending in run) for run in (fifo, las)]
-    means += [mean(map(_when, run)) for run in (fifo, las)]
-    return "\n".join([*lines, f"{'average':17}" + "".join(f"  {value:8.1f}" for value in means)])
-
-
 def test_short_trainings_do_not_wait_for_long_ones_under_2das(shell: Shell) -> None:
-    """A long one comes first; 2das has to take the device from it, for it ends after all short ones.
-
-    Seconds are printed, not asserted: they depend on what else is going on.
-    """
-    steps = [LONG, *[SHORT] * 3]
-    schedulers = [beside(shell, name) for name in ("fifo", "2das")]
-    ends = [Path(f"{one.directory}-enough") for one in schedulers]
-    policies = [("fifo",), ("2das", "--set", f"thresholds={THRESHOLD_S}")]
-    shell.directory.mkdir()
-    ends[0].touch()  # under fifo, the short ones come after the long one
-    with ThreadPoolExecutor() as pool:  # side by side, so that both suffer alike
+    """A long one comes first; 2das has to take the device from it, for it ends after all short ones."""
+    steps = [LONG, SHORT, SHORT]
+    with ThreadPoolExecutor() as pool:
         alone = pool.map(undisturbed, (LONG, SHORT))
-        fifo, las = pool.map(
-            lambda run: complete(*run), zip(schedulers, policies, [steps] * 2, ends, strict=True)
-        )
+        endings = complete(shell, steps, Path(f"{shell.directory}-enough"))
         expected: dict[int, str] = dict(zip((LONG, SHORT), alone, strict=True))
-    print("\n" + table(steps, fifo, las))
-    for endings in (fifo, las):
-        assert [ending.digest for ending in endings] == [expected[count] for count in steps]
-    assert sorted(fifo, key=_when) == fifo, "one after the other"
-    assert max(map(_when, las[1:])) < _when(las[0]), "every short one before the long one"
-    assert las[0].job.suspends > 0
-    assert mean(map(_when, fifo)) >= 2 * mean(map(_when, las))
-
-
-def _when(ending: Ending) -> int:
-    return ending.after_steps
+    assert [ending.digest for ending in endings] == [expected[count] for count in steps]
+    long, *short = endings
+    assert max(ending.after_steps for ending in short) < long.after_steps
+    assert long.job.suspends > 0
 
 
 def test_a_killed_training_goes_on_from_its_snapshot_after_a_move(shell: Shell, tmp_path: Path) -> None:
