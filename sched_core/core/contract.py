@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.jobs.bound_jobs import BoundJobs
+from gpuslice.sched_core.jobs.estimates import Estimates
 from gpuslice.sched_core.jobs.failures import Kind
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.quotas import Quotas
@@ -21,7 +22,6 @@ from gpuslice.sched_core.ledger import Ledger
 from gpuslice.types import DeviceName
 from gpuslice.wire import Dismiss, Hello, Resume, Suspend, Withdraw
 
-from .estimates import Estimates
 from .events import Command, Launch
 from .switch_costs import SwitchCosts
 

@@ -13,6 +13,7 @@ from gpuslice.errors import where_raised
 from gpuslice.sched_core.back_off import BackOff
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.jobs.bound_jobs import BoundJobs
+from gpuslice.sched_core.jobs.estimates import Estimates
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.losses import ReportedLosses
 from gpuslice.sched_core.jobs.quotas import Quotas
@@ -38,7 +39,6 @@ from gpuslice.sched_core.verification import verify
 
 from .computations import Computations
 from .contract import CoreContract
-from .estimates import Estimates
 from .events import Computed, Notice
 from .moves import Moves
 from .throughput import MeasuredThroughput

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from math import inf
 
 from gpuslice.sched_core.job import Job
-from gpuslice.sched_core.jobs.gang import Gang
+
+from .gang import Gang
 
 #: How many jobs must have succeeded before there is a distribution, and how many of the newest it keeps.
 ENOUGH = 50
