@@ -25,9 +25,10 @@ from gpuslice.types import DeviceName
 from gpuslice.wire import Dismiss, Progress, Resume, Withdraw
 from gpuslice.wire import Suspend as SuspendMessage
 
-from . import owner_requests, restarts
+from . import launching, owner_requests, restarts
 from .deadlines import Deadlines
 from .events import (
+    Brought,
     Cancelled,
     Command,
     Computed,
@@ -42,9 +43,11 @@ from .events import (
     NodeLost,
     Noted,
     Notice,
+    PortFound,
     RankGone,
     Released,
     Reported,
+    StateWaits,
     Submitted,
     Tell,
     Weighted,
@@ -141,7 +144,9 @@ class Core:
             case RankGone():
                 self.processes.gone(self._known(event.job, event), event, now)
             case Exited():
-                self._exited(event, now)
+                launching.exited(self, self._known(event.job, event), event, now)
+            case Brought() | StateWaits() | PortFound():
+                launching.take(self, self._known(event.job, event), event, now)
             case Cancelled() | Held() | Released() | Moved() | Weighted():
                 owner_requests.apply(self, self._known(event.job, event), event, now)
             case Woken():
@@ -158,8 +163,6 @@ class Core:
             case NodeLost() | NodeFound():
                 self.relocations.take(event, now)
                 self.planning.use(self.relocations.cluster)
-            case Noted(what="state_waits"):
-                self.relocations.mark_state_unreachable(self._known(event.job, event))
             case Noted():
                 return []
         self.reconciliation.update(now)
@@ -329,19 +332,17 @@ class Core:
         self.deadlines.add(job)
         self.prestart.offer(job, now)
 
-    def _exited(self, event: Exited, now: float) -> None:
-        job = self._known(event.job, event)
-        if job.command.exit_code is not None or not job.command.launched:
-            raise job.illegal(f"second exit with code {event.code}")
-        job.command.end(event.code, event.said)
+    def command_ended(self, job: Gang, code: int, said: str, now: float) -> None:
+        """Act on the end of the command of ``job``, which has ended with exit code ``code`` on all nodes."""
+        job.command.end(code, said)
         if job.state.ended or job.relocation.ending:
             self.close_if_gone(job, now)
         elif job.state is JobState.RELAUNCHING:
             restarts.relaunch_if_gone(self, job, now)
-        elif event.code == 0:
+        elif code == 0:
             self.end(job, Trigger.SUCCEED, "", now)
         else:
-            self.end(job, Trigger.FAIL, f"it ended with exit code {event.code}", now)
+            self.end(job, Trigger.FAIL, f"it ended with exit code {code}", now)
 
     def _keep(self, event: Event) -> None:
         """Send a notice if ``event``, at which the policy was asked, is a heartbeat.

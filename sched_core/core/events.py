@@ -19,6 +19,7 @@ from gpuslice.types import (
     JobName,
     Label,
     Pid,
+    PortNumber,
     RankNumber,
     Seconds,
     Text,
@@ -62,12 +63,45 @@ class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
 class Exited(msgspec.Struct, frozen=True, tag="exited"):
     """The end of the command that the shell started for a job.
 
-    ``code`` is negative for a signal. ``said`` are lines of its stderr that tell why it failed.
+    ``code`` is negative for a signal. ``said`` are lines of its stderr that tell why it failed. ``node`` is
+    the node on which the command of a gang on several nodes has ended. None: nothing of the command is left.
     """
 
     job: JobName
     code: ExitCode
     said: Text = ""
+    node: Label | None = None
+
+
+class Brought(msgspec.Struct, frozen=True, tag="brought"):
+    """The answer to ``Bring``: the state of a job is where its processes are to be.
+
+    ``error`` says why it could not be brought.
+    """
+
+    job: JobName
+    attempt: Count
+    error: Text = ""
+
+
+class StateWaits(msgspec.Struct, frozen=True, tag="state_waits"):
+    """The state of a job cannot be brought now, because a node cannot be reached. It is tried again.
+
+    ``to`` are the nodes where the processes of the job are to be.
+    """
+
+    job: JobName
+    attempt: Count
+    to: Text
+    reason: Text
+
+
+class PortFound(msgspec.Struct, frozen=True, tag="port_found"):
+    """The answer to ``FindPort``: the port of the first rank's node at which the ranks of a gang meet."""
+
+    job: JobName
+    attempt: Count
+    port: PortNumber
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
@@ -120,11 +154,7 @@ class Measured(msgspec.Struct, frozen=True, tag="measured"):
 
 
 class Noted(msgspec.Struct, frozen=True, tag="noted"):
-    """A ``Notice`` of the core, kept in the journal for people. With one exception, it changes nothing.
-
-    The exception is ``state_waits``: the state of a job cannot be brought now to where its processes are to
-    be.
-    """
+    """A ``Notice`` of the core, kept in the journal for people. It changes nothing."""
 
     what: str
     job: str = ""
@@ -168,6 +198,9 @@ Event = (
     | Reported
     | RankGone
     | Exited
+    | Brought
+    | StateWaits
+    | PortFound
     | OwnerRequest
     | Measured
     | Noted
@@ -215,18 +248,39 @@ def decode(written: bytes) -> Event:
     return _decoder.decode(written)
 
 
+class Bring(msgspec.Struct, frozen=True, tag="bring"):
+    """The order to bring the state of ``job`` to other nodes, where its processes are started then.
+
+    ``sources`` and ``targets`` are, for each rank that keeps some state, the node where the state is and the
+    node where it goes. The answer is ``Brought``.
+    """
+
+    job: str
+    attempt: int
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+
+
+class FindPort(msgspec.Struct, frozen=True, tag="find_port"):
+    """The order to find a port of ``node`` at which the ranks of ``job`` meet. Answered by ``PortFound``."""
+
+    job: str
+    attempt: int
+    node: str
+
+
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
     """The order to start the processes of ``job``, whose turn is near. They will say Hello and then wait.
 
     ``attempt`` counts from 0. ``nodes`` are the nodes of the ranks, in rank order; empty: the scheduler's
-    own. ``origin`` are the nodes where the ranks' state is, if these are other nodes.
+    own. ``port`` is the port of the first of several nodes at which the ranks meet; 0: there is one node.
     """
 
     job: str
     program: Program
     attempt: int = 0
     nodes: tuple[str, ...] = ()
-    origin: tuple[str, ...] = ()
+    port: int = 0
 
 
 class Tell(msgspec.Struct, frozen=True, tag="tell"):
@@ -267,4 +321,4 @@ class Notice(msgspec.Struct, frozen=True, tag="notice"):
     details: Mapping[str, Plain] = {}
 
 
-Command = Launch | Tell | Kill | WakeAt | Compute | Notice
+Command = Bring | FindPort | Launch | Tell | Kill | WakeAt | Compute | Notice

@@ -29,7 +29,7 @@ from gpuslice.sched_core.policy import (
 )
 from gpuslice.sched_core.policy_calls import ask_for_plan
 
-from . import restarts
+from . import launching
 from .contract import CoreContract
 
 #: A job that was started and has not said Hello for so long may be no training at all. Its place is given up.
@@ -93,7 +93,7 @@ class Prestart:
             return
         planning = self._core.planning
         if self.limit is None:
-            restarts.launch(self._core, job, now)
+            launching.launch(self._core, job, now)
             return
         if job.tried and not planning.quotas.enter(job):
             planning.waits.begin(job, now, quota=True)
@@ -171,7 +171,7 @@ class Prestart:
             return
         self._started_s[job.id] = now
         self._core.planning.waits.end(job, now)
-        restarts.launch(self._core, job, now)
+        launching.launch(self._core, job, now)
 
     def _forget(self, job: Gang) -> None:
         """Remove ``job`` from the jobs to start next, and from the copy of the policy."""

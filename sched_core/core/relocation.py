@@ -15,9 +15,10 @@ from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.jobs.gang import Gang
 
-from . import restarts
+from . import launching
 from .contract import CoreContract
-from .events import Kill, Launch, NodeFound, NodeLost, Notice
+from .events import Kill, NodeFound, NodeLost, Notice
+from .launching import listed
 
 #: The placement to which all devices are alike, and those to which only the number of nodes matters.
 _ANY_DEVICES = "count"
@@ -57,6 +58,11 @@ class Relocations:
         #: Jobs whose state cannot be brought now, and jobs sent by their owners to where they are to be.
         self._stranded: dict[str, Gang] = {}
         self._sent: set[str] = set()
+
+    @property
+    def several_nodes(self) -> bool:
+        """True if the cluster has more than one node, so that orders name their nodes."""
+        return len(self._names) > 1
 
     @property
     def lost(self) -> frozenset[str]:
@@ -157,19 +163,15 @@ class Relocations:
         """
         for job in list(self._stranded.values()):
             home = self._home(job) if job.running and self._waits(job) else ()
-            if home or not _on_its_way(job):
+            if home or not job.command.unreachable or not _on_its_way(job):
                 del self._stranded[job.id]
             if home:
                 return job, home
         return None
 
-    def strands(self, job: Gang) -> bool:
-        """Return True if the state of ``job`` cannot be brought now to where its processes are to be."""
-        return job.id in self._stranded and _on_its_way(job)
-
     def _waits(self, job: Gang) -> bool:
         """Return True if the state of ``job`` cannot be brought and its owner has not sent it."""
-        return job.id in self._stranded and job.id not in self._sent and _on_its_way(job)
+        return bool(job.command.unreachable) and job.id not in self._sent and _on_its_way(job)
 
     def _home(self, job: Gang) -> tuple[int, ...]:
         """Return as many devices as ``job`` is to have, where its state is; empty if there are too few.
@@ -194,7 +196,7 @@ class Relocations:
         former = job.nodes
         job.begin_elsewhere(now)
         self._core.switch_costs.forget(job)
-        restarts.launch(self._core, job, now)
+        launching.launch(self._core, job, now)
         details = {"from": listed(self.named(former)), "to": listed(self.named(job.nodes))}
         self._core.order(Notice("relocated", job.id, details))
         self._core.reconcile_later(job)
@@ -218,13 +220,10 @@ class Relocations:
             self._core.switch_costs.relocated(blackout_s)
         self._core.order(Notice("arrived", job.id, details))
 
-    def launch(self, job: Gang) -> Launch:
-        """Return the order to start ``job``, on nodes that are chosen now."""
+    def place(self, job: Gang) -> None:
+        """Choose the nodes of ``job``, whose processes are to be started."""
         job.nodes = self._choose(job)
         self.confine(job)
-        if len(self._names) == 1:
-            return Launch(job.id, job.program, job.attempt)
-        return Launch(job.id, job.program, job.attempt, self.named(job.nodes), self.origin(job))
 
     def origin(self, job: Gang) -> tuple[str, ...]:
         """Return the node where the state of each rank that keeps some is; empty if its process is there.
@@ -345,8 +344,3 @@ def _on_its_way(job: Gang) -> bool:
 def _nodes(job: Gang, count: int) -> tuple[int, ...]:
     """Return the nodes of the first ``count`` ranks of ``job``; of an elastic job all one node."""
     return job.nodes[:1] * count if job.spec.elastic else job.nodes[:count]
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return ``names``, of nodes, joined by commas, each once. The scheduler's own node is ``here``."""
-    return ",".join(name or "here" for name in dict.fromkeys(names))

@@ -14,6 +14,7 @@ from gpuslice.sched_core.jobs.failures import Failure, Kind, classify, verdict
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
 
+from . import launching
 from .contract import CoreContract
 from .events import Kill, Notice
 
@@ -79,14 +80,8 @@ def relaunch_if_gone(core: CoreContract, job: Gang, now: float) -> None:
     if job.running:
         job.progress_from(inf)  # the job makes progress once its ranks are on their devices
     if not job.held:
-        launch(core, job, now)
+        launching.launch(core, job, now)
     core.reconcile_later(job)
-
-
-def launch(core: CoreContract, job: Gang, now: float) -> None:
-    """Order the shell to start the command of ``job``."""
-    job.command.start(now)
-    core.order(core.relocations.launch(job))
 
 
 def _judge(job: Gang) -> Failure:

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import msgspec
 
 from gpuslice.wire import Hello
@@ -13,35 +15,89 @@ from gpuslice.wire import Hello
 from .failures import Failure, Kind
 
 
+class Stage(Enum):
+    """How far the command of an attempt has come. What a stage does not need is left out."""
+
+    ABSENT = "not started"
+    BRINGING = "bringing"  # its state is brought to its nodes
+    MEETING = "meeting"  # the port at which its ranks meet is found
+    STARTED = "started"  # its nodes were told to start it
+    ENDED = "ended"
+
+
 class Command(msgspec.Struct):
-    """The command of the present attempt.
+    """The command of the present attempt: one process on each of its nodes.
 
     Attributes
     ----------
-    launched, launched_s
-        True if it was started, and when it was started last. The start of a queued job may have to wait.
+    stage
+        How far it has come.
+    launched_s
+        When it was to be started last. The start of a queued job may have to wait.
     exit_code
         The exit code of this command, or of the last attempt's. None while it runs.
     said
         The last lines that it wrote that tell why it failed.
+    unreachable
+        Why its state cannot be brought now. Empty if nothing is known to be in the way.
+    port
+        The port of its first node at which its ranks meet; 0 if it is on one node, or not known yet.
+    ended_on, first_code
+        Of a command on several nodes: the nodes on which it has ended, and the exit code of its first failure
+        there, after which it has to end on all nodes. 0: it has not failed.
     """
 
-    launched: bool = False
+    stage: Stage = Stage.ABSENT
     launched_s: float = 0.0
     exit_code: int | None = None
     said: str = ""
+    unreachable: str = ""
+    port: int = 0
+    ended_on: tuple[str, ...] = ()
+    first_code: int = 0
 
-    def start(self, now: float) -> None:
-        """Note that the command is started now."""
-        self.launched, self.launched_s, self.exit_code = True, now, None
+    @property
+    def launched(self) -> bool:
+        """True if it was started, or is to be started as soon as all that it needs is there."""
+        return self.stage is not Stage.ABSENT
+
+    @property
+    def runs(self) -> bool:
+        """True if it was ``launched`` and has not ended."""
+        return self.stage not in (Stage.ABSENT, Stage.ENDED)
+
+    def prepare(self, now: float) -> None:
+        """Note that the command is to be started from now on."""
+        self.launched_s, self.exit_code = now, None
+        self.unreachable, self.port, self.ended_on, self.first_code = "", 0, (), 0
+
+    def go_on(self, stage: Stage) -> None:
+        """Note that the command has come as far as ``stage``."""
+        self.stage, self.unreachable = stage, ""
+
+    def wait_for_state(self, reason: str) -> None:
+        """Note ``reason``, for which the state of the job cannot be brought now."""
+        self.unreachable = reason
+
+    def meet_at(self, port: int) -> None:
+        """Note the port at which the ranks meet."""
+        self.port = port
+
+    def end_on(self, node: str, code: int, said: str) -> None:
+        """Note that the command has ended on ``node``, one of several. The first failure is what counts."""
+        self.ended_on = (*self.ended_on, node)
+        if code and not self.first_code:
+            self.first_code, self.said = code, said
 
     def end(self, code: int, said: str) -> None:
         """Note that the command has ended with exit code ``code``, and what it ``said`` last."""
+        self.go_on(Stage.ENDED)
         self.exit_code, self.said = code, said
 
     def renew(self) -> None:
         """Note that another attempt begins, whose command is not started yet."""
-        self.launched, self.said = False, ""
+        self.go_on(Stage.ABSENT)
+        self.said = ""
 
 
 class Processes(msgspec.Struct):

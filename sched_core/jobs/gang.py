@@ -132,6 +132,12 @@ class Gang(AccountedJob):
         return not self.command.launched or (self.command.exit_code is not None and not self.there())
 
     @property
+    def told_to_end(self) -> bool:
+        """True if its processes are to end, for good or so that it can be started anew."""
+        ends = self.state.ended or self.relocation.ending or self.state is JobState.RELAUNCHING
+        return ends or bool(self.command.first_code)
+
+    @property
     def may_restart(self) -> bool:
         """True if the job failed and another attempt is allowed."""
         failed = self.state is JobState.FAILED and self.tried

@@ -11,6 +11,7 @@ from gpuslice.sched_core.core.events import (
     Moved,
     Noted,
     Plain,
+    PortFound,
     Reported,
     Submitted,
     Woken,
@@ -45,7 +46,7 @@ def history(journal: Journal, after: int) -> History:
 
 
 def _dull(event: Event) -> bool:
-    return isinstance(event, Computed | Limited | Woken) or (
+    return isinstance(event, Computed | Limited | PortFound | Woken) or (
         isinstance(event, Reported) and isinstance(event.message, Progress)
     )
 

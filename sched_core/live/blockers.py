@@ -10,6 +10,7 @@ from typing import Any
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.jobs import places
 from gpuslice.sched_core.jobs.accounts import Activity
+from gpuslice.sched_core.jobs.facts import Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
@@ -56,7 +57,7 @@ class Blockers:
     def _of_processes(self, job: Gang) -> dict[str, Any]:
         relocations = self._core.relocations
         absent = tuple(rank.number for rank in job.present(RankPhase.ABSENT))
-        origin = relocations.origin(job) if job.command.launched and absent else ()
+        origin = relocations.origin(job) if job.command.stage is Stage.BRINGING else ()
         return {
             "id": job.id,
             "state": job.state,
@@ -74,7 +75,7 @@ class Blockers:
             "relocating": job.relocation.ending,
             "on": self._nodes(relocations.named(job.nodes)),
             "state_from": self._nodes(origin),
-            "stranded": relocations.strands(job),
+            "stranded": bool(job.command.unreachable),
             "lost_processes": self._lost(job.nodes),
         }
 

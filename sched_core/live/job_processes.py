@@ -1,21 +1,44 @@
-"""The processes of each job on its nodes: one command a node, started, sought and ended together."""
+"""The processes of each job on its nodes: the core's orders are carried out, and their results become events.
+
+Nothing is kept here from one call to the next. What is to be brought or started, where, and what has ended
+are facts of the core (``jobs/facts.Command``), which another scheduler has from the journal. Each order is
+compared with them before it is carried out: what happened meanwhile may have made it void.
+
+What is under way has a handle elsewhere: transfers in ``nodes/transfers``, processes and their ports in
+``nodes/local_node``. ``find_all`` makes them anew for another scheduler.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
+import msgspec
+
+from gpuslice.sched_core.core import launching
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Event, Exited, Launch, NodeFound, NodeLost, Noted, RankGone
-from gpuslice.sched_core.core.relocation import listed
+from gpuslice.sched_core.core.events import (
+    Bring,
+    Brought,
+    Event,
+    Exited,
+    FindPort,
+    Kill,
+    Launch,
+    NodeFound,
+    NodeLost,
+    PortFound,
+    RankGone,
+    StateWaits,
+)
+from gpuslice.sched_core.core.launching import KILLED, listed
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.facts import Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.places import processes_of
 from gpuslice.sched_core.jobs.program import Program
-from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.nodes import exit_record
-from gpuslice.sched_core.nodes.gang_commands import GangEnds, on_node
+from gpuslice.sched_core.nodes.gang_commands import on_node
 from gpuslice.sched_core.nodes.lease import LEASED
 from gpuslice.sched_core.nodes.local_node import LocalNode
 from gpuslice.sched_core.nodes.node import Connection, Node, Reports, Sought
@@ -27,12 +50,12 @@ _SAID_CHARACTERS = 4096
 
 
 class JobProcesses:
-    """The processes of all jobs: orders of the core are carried out, and their ends become events.
+    """The processes of all jobs: orders of the core are carried out, and their results become events.
 
     Parameters
     ----------
     core
-        Knows where each job is.
+        Knows where each job is, and how far its command has come; only read.
     occur
         Called with each event.
     environ
@@ -48,16 +71,7 @@ class JobProcesses:
         self._core = core
         self._occur = occur
         self._environ = environ
-        self._ends = GangEnds()
         self._transfers: Transfers | None = None
-        #: The nodes on which jobs are started when their state has arrived, by job and attempt.
-        self._awaited: dict[tuple[str, int], list[str]] = {}
-        #: The jobs and attempts whose state cannot be brought now.
-        self._waiting: set[tuple[str, int]] = set()
-        #: The nodes on which jobs are started when it is known where their ranks meet, by job and attempt.
-        self._meeting: dict[tuple[str, int], list[str]] = {}
-        #: The commands, by job, attempt and node, whose end was reported because their node was lost.
-        self._given_up: set[tuple[str, int, str]] = set()
 
     def begin(
         self,
@@ -78,52 +92,154 @@ class JobProcesses:
             remote.begin(reports, local.processes.log)
             remote.changed = self._node_changed
 
-    def launch(self, command: Launch) -> None:
-        """Start the command of a job on each of its nodes."""
-        names = dict.fromkeys(command.nodes or ("",))
-        self._ends.begin(command.job, names)
-        for name in names:
-            self._start(name, self._core.jobs[command.job])
+    # The core's orders.
 
-    def end(self, job: str, *, at_once: bool = False) -> None:
-        """End every process of ``job``, within its grace time. If ``at_once``, kill them unasked."""
-        found = self._core.jobs[job]
-        self._end_on(dict.fromkeys(self._nodes_of(found)), job, 0.0 if at_once else found.spec.grace_s)
+    def perform(self, command: Bring | FindPort | Launch | Kill) -> None:
+        """Carry out ``command``, if it is not void by now."""
+        job = self._core.jobs[command.job]
+        match command:
+            case Kill():
+                self._end(job, 0.0 if command.at_once else job.spec.grace_s)
+            case Bring() if _waits_for(job, command.attempt, Stage.BRINGING):
+                self._bring(command)
+            case FindPort() if _waits_for(job, command.attempt, Stage.MEETING):
+                self._node(command.node).find_port(command.job, command.attempt)
+            case Launch():
+                for node in dict.fromkeys(command.nodes or ("",)):
+                    if _waits_for(job, command.attempt, Stage.STARTED):  # not void by what became of the last
+                        self._start(node, job)
 
-    def _end_on(self, nodes: Iterable[str], job: str, grace_s: float) -> None:
-        """End the processes of ``job`` on ``nodes``, and cancel those that were to be started."""
+    def _bring(self, command: Bring) -> None:
+        """Bring the state of a job to its nodes. Without a way to do so it starts there without its state."""
+        job, attempt = command.job, command.attempt
+        if self._transfers is None:
+            self._occur(Brought(job, attempt))
+            return
+        there = listed(command.targets)
+        brought, waits = partial(self._brought, command), partial(self._waits, job, attempt, there)
+        self._transfers.begin(job, command.sources, command.targets, brought, waits)
+
+    def _waits(self, name: str, attempt: int, there: str, said: str) -> None:
+        """Report, once, that the state of a job cannot be brought now."""
+        job = self._core.jobs[name]
+        if _waits_for(job, attempt, Stage.BRINGING) and not job.command.unreachable:
+            self._occur(StateWaits(name, attempt, there, shortened(said, _SAID_CHARACTERS)))
+
+    def _brought(self, command: Bring, error: str) -> None:
+        """Report that a state has arrived, or why not. Nobody waits for a transfer that was cancelled."""
+        if not _waits_for(self._core.jobs[command.job], command.attempt, Stage.BRINGING):
+            return
+        error = shortened(error, _SAID_CHARACTERS)
+        if error:
+            with suppress(OSError), self._local.processes.log(command.job, "err").open("a") as log:
+                log.write(f"{launching.not_brought(command.targets, error)}\n")
+        self._occur(Brought(command.job, command.attempt, error))
+
+    def _start(self, node: str, job: Gang) -> None:
+        """Start the command of ``job`` on ``node``. If the job is to end by now, report its end there."""
+        if job.told_to_end:
+            self.ended(node, Exited(job.id, KILLED))
+            return
+        program, environ = job.program, dict(self._environ(job.spec, len(job.ranks), job.program))
+        nodes = self._nodes_of(job)
+        if len(set(nodes)) > 1:
+            assert self._remote is not None
+            host = self._remote.addresses[nodes[0]]
+            program = on_node(program, nodes, node, host=host, port=job.command.port)
+        if node and job.spec.max_restarts:
+            environ[LEASED] = "1"  # if the node is lost, it is started elsewhere
+        self._node(node).launch(job.id, program, environ, job.attempt)
+
+    def _end(self, job: Gang, grace_s: float) -> None:
+        """End every process of ``job``, and cancel what its command still waits for."""
         if self._transfers is not None:
-            self._transfers.cancel(job)
-        for name in nodes:
-            self._node(name).end(job, grace_s=grace_s)
-        for attempt in [attempt for attempt in self._meeting if attempt[0] == job]:
-            for name in self._meeting.pop(attempt):
-                self.ended(name, Exited(job, exit_record.KILLED))
+            self._transfers.cancel(job.id)
+        if job.command.stage in _BEFORE_START:
+            self._occur(Exited(job.id, KILLED))
+            return
+        for name in dict.fromkeys(self._nodes_of(job)):
+            self._node(name).end(job.id, grace_s=grace_s)
 
-    def find(self, job: Gang, *, only: str | None = None) -> None:
-        """Look for the processes of ``job``, started before, on its nodes, or on one of them ``only``."""
-        names = self._nodes_of(job)
-        if only is None:
-            self._ends.begin(job.id, names)
-        for name in dict.fromkeys(names) if only is None else (only,):
-            known = ((rank, pid) for rank in range(len(job.ranks)) for pid in processes_of(job, rank))
-            there = tuple((rank, pid) for rank, pid in known if names[rank] == name)
-            given_up = (job.id, job.attempt, name) in self._given_up
-            sought = Sought(
-                job.id,
-                job.attempt,
-                job.command.exit_code is not None or name not in self._ends.others(job.id),
-                self._over(job),
-                there,
-                # After its grace time it could greet as a rank of the next attempt.
-                grace_s=0.0 if given_up else _grace_s(job),
-                copied=self._remote.copied(job.id, name) if self._remote and name else (0, 0),
-            )
-            if name in self._core.relocations.lost:
-                self._give_up(sought, name)
+    # What another scheduler, or an agent that was away, has to be asked.
+
+    def find_all(self) -> None:
+        """Look for the processes of all jobs, which another scheduler has started, and go on from there."""
+        # Listed before the first of them: what became of one may have others started.
+        for job, attempt in [(job, job.attempt) for job in self._core.jobs.values()]:
+            if not job.processes_gone and job.attempt == attempt:
+                self._find(job, tuple(dict.fromkeys(self._nodes_of(job))))
+                if _waits_for(job, attempt, Stage.BRINGING):
+                    self._bring(launching.bring(self._core, job))
+
+    def _find(self, job: Gang, nodes: tuple[str, ...]) -> None:
+        """Look for what the present attempt of ``job`` has on ``nodes``, and go on from there."""
+        attempt = job.attempt
+        for node in nodes:
+            if job.attempt != attempt or job.processes_gone:
+                return  # that was the last of it
+            if job.command.stage in _BEFORE_START:
+                self._go_on(job, node)
+            elif node in self._core.relocations.lost:
+                self._give_up(job, node)
             else:
-                self._start_later(name, job)
-                self._node(name).find(sought)
+                self._node(node).find(self._sought(job, node))
+
+    def _go_on(self, job: Gang, node: str) -> None:
+        """Ask ``node`` for the port that ``job`` waits for. End the command if it is not to be started."""
+        lost = f"gpuslice: node {node} was lost" if node in self._core.relocations.lost else ""
+        if lost or job.told_to_end:
+            if self._transfers is not None:
+                self._transfers.cancel(job.id)
+            self._occur(Exited(job.id, KILLED, lost))
+        elif job.command.stage is Stage.MEETING and node == self._nodes_of(job)[0]:
+            self._node(node).find_port(job.id, job.attempt)
+
+    def _sought(self, job: Gang, node: str) -> Sought:
+        """Return what ``node`` is asked about ``job``."""
+        # Where its command has ended, as on a node that was lost and is found, the rest is killed unasked:
+        # after its grace time it could greet as a rank of the next attempt.
+        over = node in job.command.ended_on
+        return Sought(
+            job.id,
+            job.attempt,
+            over or not job.command.runs,
+            job.told_to_end,
+            self._ranks_on(job, node),
+            grace_s=0.0 if over else _grace_s(job),
+            copied=self._remote.copied(job.id, node) if self._remote and node else (0, 0),
+        )
+
+    def _give_up(self, job: Gang, node: str) -> None:
+        """Report the end of what ``job`` has on ``node``, which is lost."""
+        for rank, pid in self._ranks_on(job, node):
+            self._occur(RankGone(job.id, rank, pid=pid))
+        self.ended(node, Exited(job.id, KILLED, f"gpuslice: node {node} was lost"))
+
+    def _ranks_on(self, job: Gang, node: str) -> tuple[tuple[int, int], ...]:
+        """Return rank and pid of each process that is a rank of ``job`` on ``node``, or waits to be."""
+        ranks = (rank for rank, name in enumerate(self._nodes_of(job)) if name == node)
+        return tuple((rank, pid) for rank in ranks for pid in processes_of(job, rank))
+
+    def _node_changed(self, node: RemoteNode) -> None:
+        """Act on a node whose agent has joined, or which counts as lost: look for its processes."""
+        ours = [job for job in self._core.jobs.values() if not job.processes_gone]
+        ours = [job for job in ours if node.name in self._nodes_of(job)]
+        attempts = [job.attempt for job in ours]
+        if node.joined:
+            self._disconnected(node.name)
+            # While nothing was heard of them they may have been started elsewhere.
+            for name in set(node.running) - {job.id for job in ours}:
+                node.end(name, grace_s=0.0)
+        if node.name in self._core.relocations.lost:
+            if node.joined:
+                self._occur(NodeFound(node.name))
+        elif not node.joined:
+            self._occur(NodeLost(node.name))
+        for job, attempt in zip(ours, attempts, strict=True):
+            if job.attempt == attempt:
+                self._find(job, (node.name,))
+
+    # What the nodes report.
 
     def send(self, connection: Connection, frame: bytes) -> None:
         """Send ``frame`` to the rank at ``connection``."""
@@ -138,135 +254,25 @@ class JobProcesses:
             node.end(job, grace_s=found.spec.grace_s)  # its end was before it could be told
 
     def ended(self, node: str, event: Exited | RankGone) -> None:
-        """Handle the end of a command or a rank. A job's command ends when it has on all of its nodes."""
-        if isinstance(event, RankGone):
-            self._occur(event)
-        elif (end := self._ends.note(node, event)) is not None:
-            self._occur(end)
-        elif self._ends.failed(event.job):
-            grace_s = self._core.jobs[event.job].spec.grace_s
-            self._end_on(self._ends.others(event.job), event.job, grace_s)
+        """Handle the end of a command or a rank on ``node``. The end of a command may be told twice."""
+        if isinstance(event, Exited):
+            job = self._core.jobs[event.job]
+            nodes = self._nodes_of(job)
+            if job.command.stage is not Stage.STARTED or node in job.command.ended_on or node not in nodes:
+                return
+            if len(set(nodes)) > 1:
+                event = msgspec.structs.replace(event, node=node)
+        self._occur(event)
 
     def missing(self, node: str, name: str) -> None:
-        """Start a job's command on ``node``, where it never started. If the job is to end, report its end."""
-        job = self._core.jobs[name]
-        if self._over(job):
-            self.ended(node, Exited(job.id, exit_record.KILLED))  # given up before it was started
-        else:
+        """Start a job's command on ``node``, where it never started."""
+        if (job := self._core.jobs[name]).command.stage is Stage.STARTED:
             self._start(node, job)
 
-    def _start(self, node: str, job: Gang) -> None:
-        """Start the command of ``job`` on one of its nodes, once the job's state is where it is to be."""
-        origin = self._core.relocations.origin(job)
-        if self._transfers is None or not origin:
-            self._launch_on([node], job)
-            return
-        attempt = (job.id, job.attempt)
-        if attempt in self._awaited:
-            self._awaited[attempt].append(node)
-            return
-        self._awaited[attempt] = [node]
-        targets = self._nodes_of(job)[: len(origin)]
-        arrived = partial(self._arrived, *attempt, listed(targets))
-        waiting = partial(self._waits, *attempt, listed(targets))
-        self._transfers.begin(job.id, origin, targets, arrived, waiting)
-
-    def _start_later(self, node: str, job: Gang) -> None:
-        """Start the command of ``job`` on ``node`` only when that says that it is missing: never twice."""
-        for pending in (self._awaited, self._meeting):
-            if node in (nodes := pending.get((job.id, job.attempt), [])):
-                nodes.remove(node)
-
-    def _waits(self, name: str, attempt: int, there: str, said: str) -> None:
-        """Report, once, that the state of a job cannot be brought now."""
-        if (name, attempt) not in self._waiting:
-            self._waiting.add((name, attempt))
-            details = {"to": there, "reason": shortened(said, _SAID_CHARACTERS)}
-            self._occur(Noted("state_waits", name, details))
-
-    def _arrived(self, name: str, attempt: int, there: str, error: str) -> None:
-        """Start a job whose state has arrived. If ``error`` says why it has not, report its commands' end."""
-        nodes = self._awaited.pop((name, attempt), [])  # none: one of them was lost meanwhile
-        self._waiting.discard((name, attempt))
-        job = self._core.jobs[name]
-        if not error and not self._over(job):
-            self._launch_on(nodes, job)
-        elif nodes:
-            said = shortened(
-                f"gpuslice: its state could not be brought to {there}: {error}", _SAID_CHARACTERS
-            )
-            with suppress(OSError), self._local.processes.log(name, "err").open("a") as log:
-                log.write(f"{said}\n")
-            for node in nodes:
-                self.ended(node, Exited(name, exit_record.KILLED, said))
-
-    def _launch_on(self, nodes: Sequence[str], job: Gang) -> None:
-        """Start the command of ``job`` on some of its nodes, once it is known where its ranks meet."""
-        first, *others = dict.fromkeys(self._nodes_of(job))
-        if not nodes:
-            return  # they are asked whether they have started it, and start it if they have not
-        if not others:
-            self._launch(first, job, job.program)
-        else:
-            self._meeting.setdefault((job.id, job.attempt), []).extend(nodes)
-            self._node(first).find_port(job.id, job.attempt)
-
     def port_found(self, name: str, attempt: int, port: int) -> None:
-        """Start the commands of a job whose ranks are to meet at ``port`` of the first rank's node."""
-        for node in self._meeting.pop((name, attempt), []):
-            job = self._core.jobs[name]
-            nodes = self._nodes_of(job)
-            assert self._remote is not None
-            host = self._remote.addresses[nodes[0]]
-            self._launch(node, job, on_node(job.program, nodes, node, host=host, port=port))
-
-    def _launch(self, node: str, job: Gang, program: Program) -> None:
-        """Start ``program``, the command of ``job``, on ``node``."""
-        environ = dict(self._environ(job.spec, len(job.ranks), job.program))
-        if node and job.spec.max_restarts:
-            environ[LEASED] = "1"  # if the node is lost, it is started elsewhere
-        self._node(node).launch(job.id, program, environ, job.attempt)
-
-    def _give_up(self, sought: Sought, node: str) -> None:
-        """Report the end of what was ``sought`` on ``node``, which is lost."""
-        attempt = (sought.job, sought.attempt)
-        self._given_up.add((*attempt, node))
-        over = self._awaited.pop(attempt, [])
-        if over and self._transfers is not None:
-            self._waiting.discard(attempt)
-            self._transfers.cancel(sought.job)
-        for rank, pid in sought.ranks:
-            self._occur(RankGone(sought.job, rank, pid=pid))
-        if not sought.exited and node not in over:
-            over.append(node)
-        for name in over:
-            self.ended(name, Exited(sought.job, exit_record.KILLED, f"gpuslice: node {node} was lost"))
-
-    def _node_changed(self, node: RemoteNode) -> None:
-        """Act on a node whose agent has joined, or which counts as lost: look for its processes."""
-        ours = [job for job in self._core.jobs.values() if not job.processes_gone]
-        ours = [job for job in ours if node.name in self._nodes_of(job)]
-        if node.joined:
-            self._disconnected(node.name)
-            # While nothing was heard of them they may have been started elsewhere.
-            for name in set(node.running) - {job.id for job in ours}:
-                node.end(name, grace_s=0.0)
-        if node.name in self._core.relocations.lost:
-            if node.joined:
-                self._occur(NodeFound(node.name))
-        elif not node.joined:
-            self._occur(NodeLost(node.name))
-        for job in ours:
-            self.find(job, only=node.name)
-        if node.joined:  # what it was asked before is lost
-            for name, attempt in self._meeting:
-                if self._nodes_of(self._core.jobs[name])[0] == node.name:
-                    node.find_port(name, attempt)
-
-    def _over(self, job: Gang) -> bool:
-        """Return True if the processes of ``job`` are to end, for good or so that it can be started anew."""
-        ends = job.state.ended or job.relocation.ending or job.state is JobState.RELAUNCHING
-        return ends or self._ends.failed(job.id)
+        """Report the port at which the ranks of a job are to meet, if it still waits for that."""
+        if _waits_for(self._core.jobs[name], attempt, Stage.MEETING):
+            self._occur(PortFound(name, attempt, port))
 
     def _nodes_of(self, job: Gang) -> tuple[str, ...]:
         """Return the node of each rank of ``job``."""
@@ -274,6 +280,15 @@ class JobProcesses:
 
     def _node(self, name: str) -> Node:
         return self._remote.nodes[name] if name and self._remote is not None else self._local
+
+
+#: The stages in which a command has nothing on any node.
+_BEFORE_START = (Stage.BRINGING, Stage.MEETING)
+
+
+def _waits_for(job: Gang, attempt: int, stage: Stage) -> bool:
+    """Return True if ``attempt`` is the present attempt of ``job``, and has come as far as ``stage``."""
+    return job.attempt == attempt and job.command.stage is stage
 
 
 def _grace_s(job: Gang) -> float:

@@ -22,10 +22,12 @@ from gpuslice.errors import GpusliceError, UnforeseenError
 from gpuslice.files import private_directory
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import (
+    Bring,
     Command,
     Compute,
     Computed,
     Event,
+    FindPort,
     Kill,
     Launch,
     Limited,
@@ -241,9 +243,7 @@ class Scheduler:
             for command in commands:
                 if isinstance(command, WakeAt):
                     self._wake_s = command.when_s
-        # Listed before the first of them: what became of one may have others started.
-        for job in [job for job in self.core.jobs.values() if not job.processes_gone]:
-            self._processes.find(job)
+        self._processes.find_all()
         if (left := self.core.planning.computations.unanswered) is not None:
             self._perform(left)
 
@@ -366,10 +366,8 @@ class Scheduler:
         match command:
             case Tell() | WakeAt():
                 pass  # has been done
-            case Launch():
-                self._processes.launch(command)
-            case Kill():
-                self._processes.end(command.job, at_once=command.at_once)
+            case Bring() | FindPort() | Launch() | Kill():
+                self._processes.perform(command)
             case Compute():
                 self._compute(command)
             case Notice():

@@ -9,7 +9,17 @@ import msgspec
 
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Command, Event, Notice, Reported, Submitted, Tell, Woken
+from gpuslice.sched_core.core.events import (
+    Command,
+    Event,
+    FindPort,
+    Notice,
+    PortFound,
+    Reported,
+    Submitted,
+    Tell,
+    Woken,
+)
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
@@ -22,6 +32,7 @@ from gpuslice.types import DeviceName
 
 PROGRAM = Program(("python", "train.py"), "/")
 QUANTUM_S = 1.0
+PORT = 29500
 
 
 def devices(count: int) -> list[DeviceName]:
@@ -29,7 +40,15 @@ def devices(count: int) -> list[DeviceName]:
 
 
 class Driver:
-    """A core, a clock and short words for what happens; every event is kept and the invariants checked."""
+    """A core, a clock and short words for what happens; every event is kept and the invariants checked.
+
+    Attributes
+    ----------
+    finds_ports
+        True if each node finds a port at once for the ranks that are to meet there.
+    """
+
+    finds_ports = True
 
     def __init__(
         self,
@@ -53,6 +72,9 @@ class Driver:
             phase = self.job_history.accounts[name].phase
             assert (phase.state, phase.devices, phase.epoch) == (job.state, job.lease, job.epoch)
         self.journal.append((event, self.now_s))
+        for command in commands[:] if self.finds_ports else ():
+            if isinstance(command, FindPort):
+                commands += self.do(PortFound(command.job, command.attempt, PORT))
         return commands
 
     def replayed(self, policy: Policy) -> Core:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from gpuslice.sched_core.core.events import (
+    Bring,
+    Brought,
     Command,
     Exited,
     Kill,
     Launch,
     RankGone,
+    StateWaits,
 )
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend, View
@@ -21,15 +26,33 @@ NODES = ("", "b")
 
 
 class Quiet(Scripted):
-    """Plans nothing that it was not told to."""
+    """Plans nothing that it was not told to.
+
+    Parameters
+    ----------
+    placement
+        As of ``Scripted``.
+    again
+        The plans of another one, which are made again in that order.
+    """
+
+    def __init__(self, placement: str = "count", again: Iterable[Plan] = ()) -> None:
+        super().__init__(placement)
+        self.made: list[Plan] = []
+        self._again = list(again)
 
     def plan(self, view: View) -> Plan:
-        self.next = self.next or (lambda view: Plan())
-        return super().plan(view)
+        self.next = self.next or (lambda view: self._again.pop(0) if self._again else Plan())
+        self.made.append(super().plan(view))
+        return self.made[-1]
 
 
 def launches(commands: list[Command]) -> list[Launch]:
     return [command for command in commands if isinstance(command, Launch)]
+
+
+def brings(commands: list[Command]) -> list[Bring]:
+    return [command for command in commands if isinstance(command, Bring)]
 
 
 def kills(commands: list[Command]) -> list[Kill]:
@@ -83,8 +106,21 @@ def one_parked(*, restartable: bool) -> tuple[Quiet, Driver]:
     return policy, driver
 
 
-def on_its_way(driver: Driver) -> None:
-    """The processes of job a are gone, and others are to be started on node b, where nothing arrives."""
-    driver.do(RankGone("a", 0))
-    (launch,) = launches(driver.do(Exited("a", -9)))
-    assert (launch.nodes, launch.origin) == (("b",), ("",))
+def on_its_way(driver: Driver, job: str = "a") -> Bring:
+    """Return the order to bring the state of ``job``, whose processes are gone, to another node."""
+    driver.do(RankGone(job, 0))
+    commands = driver.do(Exited(job, -9))
+    assert not launches(commands)
+    (bring,) = brings(commands)
+    return bring
+
+
+def brought(driver: Driver, job: str = "a") -> Launch:
+    """Return the order to start ``job``, whose state has arrived."""
+    (launch,) = launches(driver.do(Brought(job, driver.core.jobs[job].attempt)))
+    return launch
+
+
+def waits(driver: Driver, job: str = "a") -> list[Command]:
+    """Return what follows when the state of ``job`` cannot be brought now."""
+    return driver.do(StateWaits(job, driver.core.jobs[job].attempt, "b", "nobody answers"))

@@ -7,11 +7,12 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.core.events import Exited, Launch, RankGone
+from gpuslice.sched_core.core.events import Bring, Brought, Exited, RankGone
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policies.registry import make_policy
 
 from .driver import Driver, picture, suspended, told
+from .relocating import brings, launches
 
 OPTIONS = {"defragment": "true", "apart_sockets": "1.5"}
 
@@ -58,7 +59,7 @@ def test_a_gang_on_two_nodes_is_started_on_one_with_its_snapshots() -> None:
         driver.progress(job, 10)
     driver.submit("g", 2)
     driver.hello("g")
-    begun_anew(driver)
+    assert not begun_anew(driver)
     for rank in (0, 1):
         driver.progress("g", 10, rank)
     gang = driver.core.jobs["g"]
@@ -71,19 +72,24 @@ def test_a_gang_on_two_nodes_is_started_on_one_with_its_snapshots() -> None:
     for rank in (0, 1):
         parked = suspended(gang.epoch, gang.asked.stop_at)
         driver.say("g", msgspec.structs.replace(parked, restartable=True), rank)
-    begun_anew(driver)
+    (bring,) = begun_anew(driver)
+    assert (bring.sources, bring.targets) == (("", "b"), ("", ""))
     assert (gang.state, gang.nodes, gang.failures) == (JobState.RUNNING, (0, 0), 0)
 
 
-def begun_anew(driver: Driver) -> None:
-    """Gang g's processes end, and others begin."""
+def begun_anew(driver: Driver) -> list[Bring]:
+    """Gang g's processes end, and others begin; return the orders to bring its state before."""
     for rank in (0, 1):
         driver.do(RankGone("g", rank))
-    (launch,) = [one for one in driver.do(Exited("g", -9)) if isinstance(one, Launch)]
-    assert launch.job == "g"
+    commands = driver.do(Exited("g", -9))
+    brought = brings(commands)
+    for bring in brought:
+        commands += driver.do(Brought("g", bring.attempt))
+    assert [launch.job for launch in launches(commands)] == ["g"]
     driver.hello("g")
     for rank in (0, 1):
         driver.resumed("g", rank)
+    return brought
 
 
 @pytest.mark.parametrize(("options", "after_s"), [(OPTIONS, 120.0), ({}, 130.0)])

@@ -21,7 +21,7 @@ from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend
 from gpuslice.types import DeviceName
 
 from .driver import PROGRAM, Driver, Scripted, notices, suspended
-from .relocating import Quiet, idle, kills, launches, plan
+from .relocating import Quiet, brings, brought, idle, kills, launches, plan
 from .test_lost_nodes import WRAPPED, World, world
 
 #: Policies that give devices, and what makes them do so within the time that a job of the tests takes.
@@ -183,8 +183,9 @@ def test_parked_it_goes_to_another_node_with_the_snapshot_of_rank_0() -> None:
         driver.resumed("e", rank)
     driver.plan(Migrate("e", (2, 3)))
     assert kills(driver.park())
-    (launch,) = launches(driver.end())
-    assert (launch.nodes, launch.origin) == (("b", "b"), ("",))
+    (bring,) = brings(driver.end())
+    assert (bring.sources, bring.targets) == (("",), ("b",))
+    assert brought(driver, "e").nodes == ("b", "b")
     driver.hello("e")
     for rank in range(2):
         driver.resumed("e", rank)
@@ -206,7 +207,7 @@ def test_a_command_that_is_started_anew_stays_where_it_has_trained() -> None:
     assert driver.job.placement == (0, 1), "as many here"
     driver.park()
     (launch,) = launches(driver.end())
-    assert (launch.nodes, launch.origin) == (("", ""), ())
+    assert launch.nodes == ("", "")
     driver.hello("e")
     for rank in range(2):
         driver.resumed("e", rank)
@@ -246,7 +247,7 @@ def test_after_a_failure_such_a_command_begins_with_its_least_number_where_it_tr
     driver.end()
     driver.policy.next = lambda view: Plan()
     (launch,) = launches(driver.wake(60.0))
-    assert (launch.nodes, launch.origin, len(driver.job.ranks)) == (("",), (), 1)
+    assert (launch.nodes, len(driver.job.ranks)) == (("",), 1)
 
 
 def test_its_processes_are_on_one_node_also_if_none_is_large_enough_now() -> None:
@@ -318,9 +319,10 @@ def test_after_its_node_is_lost_it_begins_elsewhere(*, relaunch: bool) -> None:
     for rank in job.ranks:
         driver.do(RankGone("e", rank.number))
     driver.do(Exited("e", -9))
-    (launch,) = launches(driver.wake(2.0))
+    commands = driver.wake(2.0)
+    assert [bring.sources for bring in brings(commands)] == ([] if relaunch else [("b",)])
+    launch = launches(commands)[0] if relaunch else brought(driver, "e")
     assert set(launch.nodes) == {""}
-    assert launch.origin == (() if relaunch else ("b",))
 
 
 def test_it_keeps_what_is_left_if_another_job_is_moved_to_one_of_its_devices() -> None:

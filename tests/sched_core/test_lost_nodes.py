@@ -12,6 +12,7 @@ from gpuslice import wire
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.core.events import (
+    Brought,
     Command,
     Event,
     Exited,
@@ -25,6 +26,7 @@ from gpuslice.sched_core.core.events import (
     Tell,
 )
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.facts import Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
@@ -101,6 +103,8 @@ class World(Driver):
         if job.state.ended or job.relocation.ending or job.state is JobState.RELAUNCHING:
             self._end(job, -9)
             return
+        if job.command.stage is Stage.BRINGING:
+            self.do(Brought(job.id, job.attempt))
         for rank in job.ranks:
             if rank.phase is RankPhase.ABSENT:
                 hello = wire.Hello(

@@ -10,6 +10,7 @@ import pytest
 from gpuslice import wire
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.core.events import (
+    Bring,
     Cancelled,
     Command,
     Exited,
@@ -30,7 +31,21 @@ from gpuslice.sched_core.policies.registry import POLICIES, make_policy, policy_
 from gpuslice.sched_core.policy import Migrate, Places, Plan, Policy, Start, View
 
 from .driver import PROGRAM, Driver, Scripted, notices, suspended, told
-from .relocating import NODES, Quiet, begun, idle, kills, launches, one_begun, one_parked, park, plan
+from .relocating import (
+    NODES,
+    Quiet,
+    begun,
+    brings,
+    brought,
+    idle,
+    kills,
+    launches,
+    on_its_way,
+    one_begun,
+    one_parked,
+    park,
+    plan,
+)
 
 
 def test_processes_are_started_where_few_are() -> None:
@@ -150,7 +165,7 @@ def test_a_job_without_state_is_started_anew_where_its_device_is() -> None:
     assert driver.state("c") is JobState.QUEUED
     driver.do(Exited("c", -9))
     (launch,) = launches(driver.do(RankGone("c", 0)))
-    assert (launch.nodes, launch.attempt, launch.origin) == (("b",), 1, ())
+    assert (launch.nodes, launch.attempt) == (("b",), 1)
     assert [message.device for _, _, message in told(driver.hello("c"), wire.Resume)] == ["null:0"]
     assert driver.core.jobs["c"].failures == 0, "that was no failure"
     driver.resumed("c")
@@ -162,10 +177,11 @@ def test_a_parked_job_goes_on_elsewhere_from_its_snapshot() -> None:
     plan(driver, policy, Start("a", (1,)))
     driver.do(RankGone("a", 0))
     commands = driver.do(Exited("a", -9))
-    (launch,) = launches(commands)
-    assert (launch.nodes, launch.origin) == (("b",), ("",))
+    assert brings(commands) == [Bring("a", 1, ("",), ("b",))]
     (notice,) = notices(commands)
     assert (notice.what, notice.details) == ("relocated", {"from": "here", "to": "b"})
+    launch = brought(driver)
+    assert (launch.nodes, launch.attempt) == (("b",), 1)
     driver.hello("a")
     driver.resumed("a")
     driver.progress("a", 12)
@@ -223,8 +239,7 @@ def test_its_owner_moves_a_job_to_another_node() -> None:
     report = suspended(driver.core.jobs["a"].epoch, 11)
     commands = driver.say("a", msgspec.structs.replace(report, restartable=True))
     assert kills(commands)
-    driver.do(RankGone("a", 0))
-    assert launches(driver.do(Exited("a", -9)))[0].nodes == ("b",)
+    assert on_its_way(driver).targets == ("b",)
 
 
 def test_a_job_that_only_its_own_process_can_go_on_with_waits_for_its_node() -> None:
@@ -275,8 +290,7 @@ def test_a_job_that_parks_where_it_cannot_be_moved_goes_from_a_later_boundary() 
     commands = parked_on_its_way_to_b(driver, boundary + 1, restartable=True, later=False)
     assert kills(commands)
     assert job.requested_devices == ()
-    driver.do(RankGone("a", 0))
-    assert launches(driver.do(Exited("a", -9)))[0].nodes == ("b",)
+    assert on_its_way(driver).targets == ("b",)
 
 
 def test_its_owner_is_told_that_a_job_cannot_be_moved_at_all() -> None:
@@ -409,8 +423,8 @@ def test_a_job_of_a_lost_node_is_started_again_elsewhere() -> None:
     driver.progress("x", 3)
     driver.do(Exited("x", 0))
     driver.do(RankGone("x", 0))
-    (launch,) = launches(driver.wake(2.0))
-    assert (launch.nodes, launch.origin) == (("",), ("b",))
+    assert [bring.sources for bring in brings(driver.wake(2.0))] == [("b",)]
+    assert brought(driver).nodes == ("",)
 
 
 def test_a_gang_that_was_started_elsewhere_waits_for_all_of_its_ranks() -> None:

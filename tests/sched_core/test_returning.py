@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from gpuslice.sched_core.core.events import (
+    Command,
     Exited,
-    Launch,
     Moved,
-    Noted,
     RankGone,
 )
 from gpuslice.sched_core.jobs.states import JobState
@@ -19,6 +18,8 @@ from .relocating import (
     NODES,
     Quiet,
     begun,
+    brings,
+    brought,
     idle,
     kills,
     launches,
@@ -27,6 +28,7 @@ from .relocating import (
     one_parked,
     park,
     plan,
+    waits,
 )
 
 
@@ -36,11 +38,11 @@ def test_a_job_whose_state_cannot_be_brought_returns_when_a_device_is_free_where
     on_its_way(driver)
     left_s = driver.core.jobs["a"].relocation.left_s
     assert left_s is not None
-    assert not kills(driver.do(Noted("state_waits", "a")))
+    assert not kills(waits(driver))
     assert [order.job for order in kills(plan(driver, policy, Suspend("x")))] == ["a"]
     driver.say("x", suspended(driver.core.jobs["x"].epoch, 11))
     (launch,) = launches(driver.do(Exited("a", -9)))
-    assert (launch.nodes, launch.origin) == (("",), ())
+    assert launch.nodes == ("",)
     driver.hello("a")
     driver.resumed("a")
     (arrived,) = [note for note in notices(driver.progress("a", 12)) if note.what == "arrived"]
@@ -58,7 +60,7 @@ def test_a_job_returns_to_a_device_that_a_plan_gives_to_a_job_that_cannot_be_the
     park(policy, driver, "y", restartable=False)
     plan(driver, policy, Start("a", (1,)))
     on_its_way(driver)
-    driver.do(Noted("state_waits", "a"))
+    waits(driver)
     assert [order.job for order in kills(plan(driver, policy, Suspend("x"), Start("y", (0,))))] == ["a"]
     assert driver.core.jobs["a"].wanted == (0,)
     assert not driver.core.jobs["y"].wanted
@@ -67,14 +69,13 @@ def test_a_job_returns_to_a_device_that_a_plan_gives_to_a_job_that_cannot_be_the
     assert driver.state("y") is JobState.RUNNING
 
 
-def follow(driver: Driver, policy: Quiet, leaving: str, coming: str, device: int) -> Launch:
-    """``coming`` gets the device of ``leaving``, on another node than its own; where it is started."""
+def follow(driver: Driver, policy: Quiet, leaving: str, coming: str, device: int) -> list[Command]:
+    """``coming`` gets the device of ``leaving``, on another node than its own; what is ordered then."""
     plan(driver, policy, Suspend(leaving), Start(coming, (device,)))
     report = suspended(driver.core.jobs[leaving].epoch, driver.core.jobs[leaving].asked.stop_at)
     driver.say(leaving, msgspec.structs.replace(report, restartable=True))
     driver.do(RankGone(coming, 0))
-    (launch,) = launches(driver.do(Exited(coming, -9)))
-    return launch
+    return driver.do(Exited(coming, -9))
 
 
 def test_two_jobs_that_wait_for_each_other_s_nodes_both_return() -> None:
@@ -88,17 +89,17 @@ def test_two_jobs_that_wait_for_each_other_s_nodes_both_return() -> None:
         plan(driver, policy, Start(job, (device,)))
         driver.resumed(job)
         driver.progress(job, 10)
-    assert follow(driver, policy, "b", "c", 1).nodes == ("b",)
+    assert launches(follow(driver, policy, "b", "c", 1))[0].nodes == ("b",)
     driver.hello("c")
     driver.resumed("c")
     driver.progress("c", 10)
-    assert follow(driver, policy, "a", "b", 0).nodes == ("",)
-    assert follow(driver, policy, "c", "a", 1).nodes == ("b",)
-    assert not kills(driver.do(Noted("state_waits", "b")))
-    assert {order.job for order in kills(driver.do(Noted("state_waits", "a")))} == {"a", "b"}
+    assert brings(follow(driver, policy, "a", "b", 0))[0].targets == ("",)
+    assert brings(follow(driver, policy, "c", "a", 1))[0].targets == ("b",)
+    assert not kills(waits(driver, "b"))
+    assert {order.job for order in kills(waits(driver))} == {"a", "b"}
     for job, node, device in (("a", "", 0), ("b", "b", 1)):
         (launch,) = launches(driver.do(Exited(job, -9)))
-        assert (launch.nodes, launch.origin) == ((node,), ())
+        assert launch.nodes == (node,)
         driver.hello(job)
         driver.resumed(job)
         assert driver.core.jobs[job].lease == (device,)
@@ -108,7 +109,8 @@ def test_a_job_that_has_arrived_does_not_return() -> None:
     policy, driver = one_parked(restartable=True)
     plan(driver, policy, Start("a", (1,)))
     on_its_way(driver)
-    driver.do(Noted("state_waits", "a"))
+    waits(driver)
+    assert brought(driver).nodes == ("b",)
     driver.hello("a")
     assert not kills(plan(driver, policy, Suspend("x")))
     assert not kills(driver.say("x", suspended(driver.core.jobs["x"].epoch, 11)))
@@ -121,7 +123,7 @@ def test_a_job_whose_owner_has_sent_it_waits_until_it_can_go_or_is_called_back()
     report = suspended(driver.core.jobs["a"].epoch, 11)
     driver.say("a", msgspec.structs.replace(report, restartable=True))
     on_its_way(driver)
-    assert not kills(driver.do(Noted("state_waits", "a")))
+    assert not kills(waits(driver))
     assert driver.core.jobs["a"].nodes == (1,)
     assert kills(driver.do(Moved("a", ("null:0",))))
     assert launches(driver.do(Exited("a", -9)))[0].nodes == ("",)
@@ -135,5 +137,5 @@ def test_a_job_whose_owner_wants_it_where_it_is_returns_as_others_do() -> None:
     begun(policy, driver, "x")
     plan(driver, policy, Start("a", (1,)))
     on_its_way(driver)
-    driver.do(Noted("state_waits", "a"))
+    waits(driver)
     assert [order.job for order in kills(plan(driver, policy, Suspend("x")))] == ["a"]

@@ -11,6 +11,7 @@ import pytest
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, UsageError
 from gpuslice.sched_core.core.events import (
+    Brought,
     Command,
     Event,
     Exited,
@@ -24,6 +25,7 @@ from gpuslice.sched_core.core.events import (
     RankGone,
     Released,
     Reported,
+    StateWaits,
     Submitted,
     Tell,
     Weighted,
@@ -31,6 +33,7 @@ from gpuslice.sched_core.core.events import (
 )
 from gpuslice.sched_core.core.rank_reports import NEVER
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.facts import Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
@@ -147,6 +150,13 @@ class World:
         )[0]
         if happens == "answers" and told:
             self.answer(*draw.choice(told))
+        elif happens == "comes" and gang.command.stage is Stage.BRINGING:
+            errors = ("", "", "No space left on device")
+            answers = (
+                StateWaits(job, gang.attempt, "n1", "no answer"),
+                Brought(job, gang.attempt, draw.choice(errors)),
+            )
+            self.attempt(draw.choice(answers))
         elif happens == "comes":
             self.come(gang, all_of_them=draw.random() < 0.7)
             if draw.random() < 0.2:  # another one at the same time, or a child that trains in its place
@@ -192,7 +202,7 @@ class World:
 
     def come(self, job: Gang, *, all_of_them: bool = True) -> None:
         """Its processes greet that have not."""
-        if not job.command.launched or job.command.exit_code is not None:
+        if job.command.stage is not Stage.STARTED:
             return
         absent = [rank.number for rank in job.ranks if rank.phase is RankPhase.ABSENT]
         for number in absent if all_of_them else absent[:1]:
@@ -322,6 +332,8 @@ class World:
             self.die(name, code=-9)
         for job in list(self.core.jobs.values()):
             if not job.state.ended:
+                if job.command.stage is Stage.BRINGING:
+                    self.attempt(Brought(job.id, job.attempt))
                 self.come(job)
         for key in sorted(self.orders):
             while self.orders.get(key):

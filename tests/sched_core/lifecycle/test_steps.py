@@ -8,6 +8,7 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.facts import Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
@@ -45,7 +46,8 @@ def job_in(
     ranks: int = 1,
 ) -> Gang:
     job = Gang(JobSpec(id="a", submit_s=0.0, devices=ranks), 0, PROGRAM)
-    job.state, job.lease, job.command.launched = state, lease, True
+    job.state, job.lease = state, lease
+    job.command.go_on(Stage.STARTED)
     job.running, job.placement = bool(plan), plan
     for rank in job.ranks:
         rank.phase = phase

@@ -1,12 +1,11 @@
-"""One command a node: what each is told, and which end is the job's."""
+"""One command a node: what each is told."""
 
 from __future__ import annotations
 
 import pytest
 
-from gpuslice.sched_core.core.events import Exited
 from gpuslice.sched_core.jobs.program import Program
-from gpuslice.sched_core.nodes.gang_commands import GangEnds, on_node
+from gpuslice.sched_core.nodes.gang_commands import on_node
 
 STANDALONE = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "train.py")
 
@@ -28,20 +27,3 @@ def test_torchrun_is_told_of_the_other_nodes(node: str, number: str, count: str)
     assert found.environ["A"] == "1"
     assert found.environ["PET_NODE_RANK"] == number
     assert (found.environ["MASTER_ADDR"], found.environ["MASTER_PORT"]) == ("10.0.0.1", "4242")
-
-
-def test_a_job_has_ended_when_all_its_commands_have() -> None:
-    ends = GangEnds()
-    ends.begin("g", ("", "b"))
-    assert ends.note("", Exited("g", 0)) is None
-    assert ends.others("g") == ["b"]
-    assert ends.note("b", Exited("g", 0)) == Exited("g", 0)
-
-
-def test_the_first_failure_is_the_job_s() -> None:
-    ends = GangEnds()
-    ends.begin("g", ("", "b"))
-    assert ends.note("b", Exited("g", 1, "why")) is None
-    assert ends.note("", Exited("g", -15)) == Exited("g", 1, "why")
-    ends.begin("g", ("",))
-    assert ends.note("", Exited("g", 0)) == Exited("g", 0), "of an attempt before nothing is left"

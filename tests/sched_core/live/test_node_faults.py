@@ -20,6 +20,7 @@ from gpuslice.sched_core.core.events import (
     NodeLost,
     Released,
     Reported,
+    StateWaits,
 )
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
@@ -200,14 +201,13 @@ def impatient_mover(tmp_path: Path) -> Iterator[Mover]:
 
 def test_a_job_waits_until_its_state_can_be_brought(mover: Mover) -> None:
     job = mover.go()
-    (note,) = mover.site.notes("state_waits")
-    assert note.details == {"to": "b", "reason": "no Ray cluster answers"}
+    assert mover.site.happened(StateWaits) == [StateWaits("a", 1, "b", "no Ray cluster answers")]
     mover.way.touch()
     mover.site.run(lambda: job.state is JobState.RUNNING)
     (mover.site.directory / "enough").touch()
     assert mover.site.finish("a") == [JobState.SUCCEEDED]
     assert (job.nodes, mover.site.notes("failed")) == ((1,), [])
-    assert len(mover.site.notes("state_waits")) == 1
+    assert len(mover.site.happened(StateWaits)) == 1
 
 
 def test_a_job_whose_state_waits_can_be_moved_back(mover: Mover) -> None:

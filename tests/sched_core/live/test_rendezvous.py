@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from gpuslice.sched_core.core.events import Cancelled, Moved, NodeLost
+from gpuslice.sched_core.core.events import Cancelled, Moved, NodeLost, StateWaits
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.nodes import rendezvous
@@ -196,7 +196,7 @@ def test_a_gang_whose_state_waits_is_started_once_on_a_node_that_was_away(apart:
     apart.trains()
     apart.scheduler.apply_request(Cancelled("here", "make room"))
     apart.scheduler.apply_request(Moved("g", ("null:0", "b/null:0")))
-    apart.run(lambda: bool(apart.notes("state_waits")))
+    apart.run(lambda: bool(apart.happened(StateWaits)))
     apart.end("b")
     apart.begin("b")
     attempts = apart.attempts

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from .put_back import FAULTS, put_back
 from .record import Violation
 from .scenario import draw_scenario
-from .world import check
+from .world import check, draw_deaths
 
 
 def main() -> int:
@@ -23,6 +23,8 @@ def main() -> int:
     parser.add_argument("--put-back", default="", metavar="PAIR", help="with a fault that was mended")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="end after so many violations")
     parser.add_argument("--profile", default="", metavar="NAME", help="only worlds about that")
+    told = "and again so often, as the scheduler dies at an order to a node"
+    parser.add_argument("--deaths", type=int, default=0, metavar="N", help=told)
     options = parser.parse_args()
     faults = {fault.pair: fault for fault in FAULTS}
     if options.put_back and options.put_back not in faults:
@@ -35,7 +37,9 @@ def main() -> int:
                 continue
             lived += 1
             try:
-                check(scenario)
+                world = check(scenario)
+                for deaths in draw_deaths(world, options.deaths):
+                    check(scenario, deaths=deaths)
             except Violation as violation:
                 found[str(violation).partition(":")[0]] += 1
                 said = str(violation) if options.verbose else str(violation).partition(", after")[0]

@@ -95,7 +95,7 @@ FAULTS = (
         "settle_on_nodes",
         "if job.state.ended:",
         "if False:",
-        seed=4,
+        seed=3,
     ),
     Fault(
         "announcement x withdrawal",

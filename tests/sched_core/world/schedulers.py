@@ -12,10 +12,12 @@ from gpuslice import wire
 from gpuslice.errors import GpusliceError, InvariantError
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.events import (
+    Bring,
     Command,
     Compute,
     Computed,
     Event,
+    FindPort,
     Kill,
     Launch,
     Limited,
@@ -95,6 +97,17 @@ class Journal:
         self._heartbeats.clear()
 
 
+class UntilClosed:
+    """The scheduler's own node, which does nothing for a scheduler that has died while it gave orders."""
+
+    def __init__(self, machine: Machine, closed: Callable[[], bool]) -> None:
+        self._machine, self._closed = machine, closed
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(self._machine, name)
+        return (lambda *_, **__: None) if callable(found) and self._closed() else found
+
+
 class Scheduler:
     """See above. With a journal it becomes the scheduler that wrote it.
 
@@ -108,6 +121,9 @@ class Scheduler:
         What has happened so far.
     local, remote
         The nodes.
+    dies
+        Called with each order to nodes before it is carried out, and again afterwards (True). Ends this
+        scheduler for good if it returns True.
     """
 
     def __init__(
@@ -117,10 +133,12 @@ class Scheduler:
         journal: Journal,
         local: Machine,
         remote: RemoteNodes | None,
+        dies: Callable[[bool], bool] = lambda done: False,
     ) -> None:
         self._ground, self._journal = ground, journal
         self._core = make_core(ground.scenario)
         self._closed, self._wakes = False, 0
+        self._dies = dies
         #: The processes whose end has been told: a node may tell it again when one greets and is gone.
         self._ends: set[int] = set()
         self.remote = remote
@@ -131,7 +149,8 @@ class Scheduler:
         reports = Reports(
             self._hear, self._processes.ended, self._processes.missing, self._processes.port_found
         )
-        self._processes.begin(cast(LocalNode, local), cast(Any, remote), reports, self._sessions.forget)
+        here = cast(LocalNode, UntilClosed(local, lambda: self._closed))
+        self._processes.begin(here, cast(Any, remote), reports, self._sessions.forget)
         self._take_over()
         local.open(reports)
 
@@ -209,11 +228,13 @@ class Scheduler:
         return [] if found is None else processes_of(found, rank)
 
     def _perform(self, command: Command) -> None:
+        if self._closed:
+            return
         match command:
-            case Launch():
-                self._processes.launch(command)
-            case Kill():
-                self._processes.end(command.job, at_once=command.at_once)
+            case Bring() | FindPort() | Launch() | Kill():
+                if not self._dies(False):
+                    self._processes.perform(command)
+                    self._dies(True)
             case Compute():
                 answer = Computed(command.number, answer=command.task.compute())
                 self._ground.loop.after(_COMPUTE_S, lambda: self.handle(answer))
@@ -252,8 +273,7 @@ class Scheduler:
 
     def seek(self) -> None:
         """See what became of the jobs that another scheduler has started."""
-        for job in [job for job in self._core.jobs.values() if not job.processes_gone]:
-            self._processes.find(job)
+        self._processes.find_all()
         if (left := self._core.planning.computations.unanswered) is not None:
             self._perform(left)
 

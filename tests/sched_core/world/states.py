@@ -74,6 +74,8 @@ class Transfers:
         waiting: Callable[[str], object] | None = None,
     ) -> None:
         """Bring the state of each rank of ``job`` to its node, after an earlier wish."""
+        if self._closed:
+            return
         self._queued.append(_Wish(job, sources, targets, done, waiting))
         self._begin_queued()
 

@@ -6,9 +6,11 @@ import pytest
 
 from .draws import Draws
 from .scenario import draw_scenario
-from .world import check
+from .world import World, check, draw_deaths
 
 WORLDS = 24
+#: Worlds in which states are brought and gangs meet.
+DEADLY = (6, 7)
 #: Worlds in which too much was once asked of the core: to know of a gang of which no rank ever comes, to stop
 #: a fast gang sooner than messages travel, and to have the state of a job that is killed before it saves.
 ONCE_TOO_STRICT = (200630, 200872, 200980, 700448)
@@ -23,6 +25,29 @@ def test_whatever_goes_wrong_it_is_safe_and_every_job_ends(first: int) -> None:
 @pytest.mark.parametrize("seed", ONCE_TOO_STRICT)
 def test_a_world_asks_for_what_is_possible(seed: int) -> None:
     check(draw_scenario(seed))
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_a_scheduler_that_dies_at_any_order_to_a_node_has_forgotten_nothing(done: bool) -> None:
+    """A state cannot be brought in this world, and a gang has to meet."""
+    scenario = draw_scenario(0)
+    orders = check(scenario).orders
+    for number in range(1, orders + 1):
+        check(scenario, deaths={number: done})
+
+
+@pytest.mark.parametrize("seed", DEADLY)
+def test_schedulers_may_die_at_orders_to_nodes(seed: int) -> None:
+    scenario = draw_scenario(seed)
+    for deaths in draw_deaths(check(scenario), 3):
+        check(scenario, deaths=deaths)
+
+
+def test_a_scheduler_that_dies_is_followed_by_another_one() -> None:
+    world = World(draw_scenario(0), deaths={1: False, 3: True, 5: False})
+    world.run()
+    ends = [entry for entry in world.ground.record.entries if entry.what == "the scheduler ends"]
+    assert len(ends) == 3 + len(world.scenario.restarts)
 
 
 def test_what_chance_decides_depends_on_what_it_is_for_and_not_on_what_came_before() -> None:

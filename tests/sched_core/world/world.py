@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
+from types import MappingProxyType
 
 from gpuslice.errors import GpusliceError, IllegalTransitionError, UsageError
 from gpuslice.sched_core.core.events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
 from gpuslice.sched_core.job import JobSpec
 
+from .draws import Draws
 from .ground import Ground
 from .nodes import RECONNECT_S, Machine, RemoteNode, RemoteNodes
 from .safety import Safety
@@ -34,14 +36,24 @@ class World:
         What happens.
     make_core
         Makes the core of each scheduler.
+    deaths
+        Orders to nodes at which the scheduler dies, counted from 1: before it has carried the order out, or
+        right afterwards (True).
 
     Attributes
     ----------
+    orders
+        How many orders to nodes there were so far.
     outcomes, makespan_s
         How each job has ended, and when the last command had.
     """
 
-    def __init__(self, scenario: Scenario, make_core: MakeCore = todays_core) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        make_core: MakeCore = todays_core,
+        deaths: Mapping[int, bool] = MappingProxyType({}),
+    ) -> None:
         self.ground = ground = Ground(scenario)
         self.scenario, self._make_core = scenario, make_core
         self.safety = Safety(ground)
@@ -49,6 +61,7 @@ class World:
         self._machines = {
             name: Machine(ground, self.safety, name, lambda: next(pids)) for name in scenario.nodes
         }
+        self._deaths, self.orders = deaths, 0
         self._down: set[str] = set()
         self._losses = count()
         self._journal = Journal()
@@ -105,12 +118,17 @@ class World:
     def _until(self, done: Callable[[], bool], most: int) -> None:
         record, loop = self.ground.record, self.ground.loop
         record.progress_s = loop.now_s
-        while not done():
-            left = [job for job in self._submitted if not self._now.outcome(job).ended]
+        left: list[str] = []
+        while self.scheduler is None or not done():
+            if self.scheduler is not None:
+                left = [job for job in self._submitted if not self._now.outcome(job).ended]
             if not self._step() or loop.now_s > record.progress_s + _STANDSTILL_S:
-                raise record.violated("jobs wait for ever", *((job, self._now.outcome(job)) for job in left))
+                raise record.violated("jobs wait for ever", *map(self._fate, left))
             if record.boundaries > most:
-                raise record.violated("jobs do not get on", *((job, self._now.outcome(job)) for job in left))
+                raise record.violated("jobs do not get on", *map(self._fate, left))
+
+    def _fate(self, job: str) -> object:
+        return job if self.scheduler is None else (job, self._now.outcome(job))
 
     def _step(self) -> bool:
         stepped = self.ground.loop.step()
@@ -177,7 +195,7 @@ class World:
 
     def _release(self) -> None:
         """Have the owners release their jobs, again as long as that is impossible."""
-        for job in sorted(self._held):
+        for job in sorted(self._held) if self.scheduler is not None else ():
             if self._now.outcome(job).ended or self._requested(Released(job)):
                 self._held.discard(job)
         if self._held:
@@ -186,21 +204,38 @@ class World:
     # Schedulers and nodes.
 
     def _begin_scheduler(self) -> None:
+        if self.scheduler is not None:
+            return
         nodes = {name: RemoteNode(self.ground, machine) for name, machine in self._machines.items() if name}
         remote = None
         if nodes:
             transfers = Transfers(self.ground, self._down.__contains__, self._transfers)
             remote = RemoteNodes(nodes, transfers)
-        self.scheduler = Scheduler(self.ground, self._make_core, self._journal, self._machines[""], remote)
-        self.scheduler.seek()
+        self.scheduler = scheduler = Scheduler(
+            self.ground, self._make_core, self._journal, self._machines[""], remote, self._dies
+        )
+        scheduler.seek()
+        if scheduler is not self.scheduler:
+            return  # it has died
         for name in nodes:
             if name in self._down:
                 self._expect(name)
             else:
                 self._reconnect(name)
 
+    def _dies(self, done: bool) -> bool:
+        """End the scheduler if it is to die at this order; return True then. Another one begins at once."""
+        self.orders += not done
+        if self.scheduler is None or self._deaths.get(self.orders) is not done:
+            return False
+        self._end_scheduler()
+        self.ground.loop.after(0.0, self._begin_scheduler)
+        return True
+
     def _end_scheduler(self) -> None:
         """The scheduler dies, and all connections with it."""
+        if self.scheduler is None:
+            return
         self.ground.record.note("", 0, "the scheduler ends")
         self._now.close()
         if (remote := self._now.remote) is not None:
@@ -266,11 +301,22 @@ class World:
         self._reconnect(name)
 
 
-def check(scenario: Scenario, make_core: MakeCore = todays_core) -> World:
+def check(
+    scenario: Scenario,
+    make_core: MakeCore = todays_core,
+    deaths: Mapping[int, bool] = MappingProxyType({}),
+) -> World:
     """Live through ``scenario``, and return the world at its end."""
-    world = World(scenario, make_core)
+    world = World(scenario, make_core, deaths)
     try:
         world.run()
     except GpusliceError as error:
         raise world.ground.record.violated("an error", repr(error)) from error
     return world
+
+
+def draw_deaths(world: World, count: int) -> list[dict[int, bool]]:
+    """Return ``count`` choices of an order in ``world`` at which its scheduler dies, before or after it."""
+    draws, numbers = Draws(world.scenario.seed), range(1, world.orders + 1)
+    chosen = draws.sample([str(number) for number in numbers], min(count, world.orders), "deaths")
+    return [{int(number): draws.chance(0.5, "death", number)} for number in chosen]
