@@ -20,6 +20,8 @@ _VERDICTS: dict[VerdictName, str] = {
     "separate": "to separate",
     "undecided": "undecided",
 }
+#: Intervals of a few rounds do not bear a larger number of further ones.
+_TOLD_ROUNDS = 20
 _COLOURED: dict[VerdictName, type[str]] = {"pack": Good, "separate": Bad}
 
 
@@ -70,6 +72,8 @@ def verdict_text(one: SetResult) -> str:
     """Return the verdict as text, with the number of rounds that would decide it."""
     if one.verdict != "undecided":
         return one.verdict
+    if one.more_rounds > _TOLD_ROUNDS:
+        return "undecided, many rounds more"
     return f"undecided, about {one.more_rounds} {'round' if one.more_rounds == 1 else 'rounds'} more"
 
 

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from gpuslice.profiler.colocation.page import headline, page
+from gpuslice.profiler.colocation.page import headline, page, verdict_text
 from gpuslice.profiler.colocation.plan import Plan
 from gpuslice.profiler.colocation.result import Result, make_result, to_csv
 from gpuslice.profiler.colocation.stress import LEVELS, Stressed
@@ -218,6 +218,7 @@ def test_the_headline_counts_verdicts_and_says_after_how_many_rounds_it_is_undec
     )
     assert headline(found) == "3 sets of jobs on cpu:0: 1 to pack, 2 undecided after 3 rounds"
     assert page(found).count("<td>undecided, about 2 rounds more</td>") == 2
+    assert verdict_text(msgspec.structs.replace(open_[0], more_rounds=2025)) == "undecided, many rounds more"
 
 
 def test_sets_that_do_not_fit_are_sliced() -> None:
