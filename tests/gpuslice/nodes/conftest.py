@@ -26,6 +26,13 @@ from .sharing import ATTACHED, EPOCHS
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 #: The head sees soon that a node was killed; one that only answers slowly has as long as ever.
 _SYSTEM = {"health_check_period_ms": 500, "health_check_initial_delay_ms": 500}
+#: No tests need the dashboard, the autoscaler or Ray's logs, each of which is a Python.
+_LITTLE: dict[str, Any] = {
+    "include_dashboard": False,
+    "include_log_monitor": False,
+    "no_monitor": True,
+    "object_store_memory": 100 << 20,
+}
 
 
 @pytest.fixture
@@ -56,8 +63,7 @@ class RayNodes:
         self._raylets[name] = self._cluster.add_node(
             node_name=name,
             env_vars=environ,
-            include_dashboard=False,
-            object_store_memory=100 << 20,
+            **_LITTLE,
             **({} if self._raylets else {"_system_config": _SYSTEM}),
         )
         self.address = self._cluster.address
