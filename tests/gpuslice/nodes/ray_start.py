@@ -68,7 +68,6 @@ class StartedRay:
         head = ("--head", "--port", self.address.rpartition(":")[2], "--include-dashboard=false")
         head += ("--temp-dir", str(self._root / "ray"))
         words = ("--node-name", name, "--num-cpus", "2", "--object-store-memory", str(_OBJECTS_BYTES))
-        words += ("--no-monitor", "--include-log-monitor", "false")
         words += ("--min-worker-port", "0", "--max-worker-port", "0", "--disable-usage-stats", "--block")
         own = ("--address", self.address) if self._commands else head
         with (self._root / f"{name}.log").open("ab") as log:
