@@ -206,7 +206,7 @@ class RankReports:
             else:
                 self._core.resume_rank(job, rank.number)
         elif rank.phase is RankPhase.PARKED and not message.parked:
-            if not _told_to_come(job):
+            if not _told_to_come(job, rank):
                 raise job.illegal(f"Hello of rank {rank.number}, which runs though it is parked")
             rank.arrive()
         self._advance(job, rank, now, message.boundary)
@@ -229,7 +229,7 @@ class RankReports:
         self._core.planning.advanced(job)
 
     def _resumed(self, job: Gang, rank: Rank, message: Resumed, now: float) -> None:
-        again = rank.phase is RankPhase.PARKED and _told_to_come(job)
+        again = rank.phase is RankPhase.PARKED and _told_to_come(job, rank)
         if rank.phase is not RankPhase.COMING and not again:
             raise job.illegal(f"Resumed of rank {rank.number}, which is {rank.phase.value}")
         rank.arrive()
@@ -304,12 +304,14 @@ def _begins_anew(job: Gang, rank: Rank, hello: Hello) -> bool:
     return fresh and had_lease and hello.pid == rank.pid and len(job.ranks) == 1
 
 
-def _told_to_come(job: Gang) -> bool:
+def _told_to_come(job: Gang, rank: Rank) -> bool:
     """Return True if a parked rank may come back, although it counts as parked.
 
-    A Resume that was sent again after a Hello is obeyed even if the first one was refused meanwhile.
+    A Resume that was sent again after a Hello is obeyed even if the first one was refused meanwhile. While a
+    gang stops, the ranks that parked too early are told to come.
     """
-    return job.state in (JobState.STARTING, JobState.RESUMING)
+    early = job.state is JobState.SUSPENDING and rank.boundary < job.asked.stop_at
+    return early or job.state in (JobState.STARTING, JobState.RESUMING)
 
 
 def _called_off(job: Gang) -> bool:

@@ -134,3 +134,20 @@ def test_a_resume_that_was_said_again_after_a_hello_may_be_refused_twice() -> No
     driver.say("a", refused(2, 11, running=False))
     assert driver.say("a", refused(2, 11, running=False)) == []
     assert driver.core.jobs["a"].refusals.resume.failures == 1
+
+
+def test_a_rank_that_parked_too_early_may_come_by_the_second_resume_although_it_refused_the_first() -> None:
+    driver = Driver(2)
+    driver.running_gang(2)
+    driver.wake()
+    job = driver.core.jobs["g"]
+    driver.parked("g", 11)
+    assert told(driver.overshot("g", 11, rank=1), wire.Resume), "rank 0 is to stop later, with the gang"
+    again = wire.Hello(version=4, job="g", rank=0, world_size=2, pid=1, boundary=11, epoch=1)
+    assert len(told(driver.say("g", again), wire.Resume)) == 1
+    driver.say("g", refused(1, 11, running=False))
+    driver.resumed("g")
+    assert driver.state("g") is JobState.SUSPENDING
+    for rank in range(2):
+        driver.parked("g", job.asked.stop_at, rank)
+    assert driver.state("g") is JobState.SUSPENDED
