@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from contextlib import nullcontext
 
+from .against import against
 from .put_back import FAULTS, put_back
 from .record import Violation
 from .scenario import draw_scenario
@@ -22,6 +23,9 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="print what came before each violation")
     parser.add_argument("--put-back", default="", metavar="PAIR", help="with a fault that was mended")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="end after so many violations")
+    parser.add_argument(
+        "--against", default="", metavar="COMMIT", help="say what the core of that commit does otherwise"
+    )
     parser.add_argument("--profile", default="", metavar="NAME", help="only worlds about that")
     told = "and again so often, as the scheduler dies at an order to a node"
     parser.add_argument("--deaths", type=int, default=0, metavar="N", help=told)
@@ -29,6 +33,8 @@ def main() -> int:
     faults = {fault.pair: fault for fault in FAULTS}
     if options.put_back and options.put_back not in faults:
         parser.error(f"there is no fault {options.put_back!r}; choose of {', '.join(faults)}")
+    if options.against:
+        return int(against(options.against, options.seed, options.runs) > 0)
     lived, found, began_s = 0, Counter[str](), time.monotonic()
     with put_back(faults[options.put_back]) if options.put_back else nullcontext():
         for seed in range(options.seed, options.seed + options.runs):

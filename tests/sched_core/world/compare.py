@@ -56,7 +56,11 @@ def account(scenario: Scenario, make_core: MakeCore) -> Account:
 
 def compare(scenario: Scenario, first: MakeCore, second: MakeCore) -> list[Difference]:
     """Return what two cores do otherwise in ``scenario``: by exact rules if nothing goes wrong there."""
-    one, other = account(scenario, first), account(scenario, second)
+    return differences(scenario, account(scenario, first), account(scenario, second))
+
+
+def differences(scenario: Scenario, one: Account, other: Account) -> list[Difference]:
+    """Return what two cores did otherwise, by what each has made of ``scenario``."""
     found = [
         Difference(job, "end", one.outcomes[job], other.outcomes.get(job))
         for job in one.outcomes
