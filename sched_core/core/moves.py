@@ -92,7 +92,8 @@ class Moves:
 
         ``moved`` is True if it had other devices before, ``asked`` if its owner asked for the new ones.
         """
-        if job.command.launched and (job.lent or self._core.relocations.misplaced(job)):
+        on_its_way = job.lent or job.relocation.ending
+        if job.command.launched and (on_its_way or self._core.relocations.misplaced(job)):
             self._granted[job.id] = _Grant(job, moved, asked)
 
     def settle_on_nodes(self, now: float) -> None:
@@ -101,8 +102,8 @@ class Moves:
             if job.state.ended:  # it counts as running until its next attempt
                 del self._granted[job.id]
                 continue
-            if job.lent and job.running:
-                continue  # it is wanted nowhere while others are tried on its devices
+            if (job.lent and job.running) or job.relocation.ending:
+                continue  # it is wanted nowhere while others are tried on its devices, or has no node now
             leaves = self._core.relocations.can_leave(job)
             # Of a command that is started anew it is known while it has a lease.
             cannot = job.spec.relaunch and not leaves

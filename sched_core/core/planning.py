@@ -277,10 +277,11 @@ class Planning:
 
     def _return_stranded(self, now: float) -> None:
         """Move jobs whose state cannot be brought to its new node back to where the state is."""
+        self._core.relocations.return_unplanned(now)
         while (returning := self._core.relocations.returning()) is not None:
             job, home = returning
             self.moves.carry_out(job, home, now)
-            self._core.relocations.begin(job, now)
+            self._core.relocations.go_home(job, now)
 
     def _take_back(self, now: float) -> None:
         """Unassign the withheld jobs. This must follow a plan, which had to see who held the devices."""

@@ -152,5 +152,7 @@ def _is_there(job: Gang) -> bool:
 
 
 def _tried_again_s(job: Gang) -> tuple[float, ...]:
-    """Return the times at which the next attempt, suspend and resume of ``job`` may be tried."""
-    return job.not_before_s, job.refusals.suspend.until_s, job.refusals.resume.until_s
+    """Return the times at which the next attempt, move, suspend and resume of ``job`` may be tried."""
+    tries = job.not_before_s, job.refusals.suspend.until_s, job.refusals.resume.until_s
+    moves = job.ready and job.wanted and not job.lease and not job.relocation.ending
+    return (*tries, job.relocation.again_s) if moves else tries

@@ -136,7 +136,8 @@ class Relocations:
         if job.relocation.ending or not self.can_leave(job):
             return
         job.relocation.leave_node(now, loses_time=bool(job.state_nodes))
-        there = ", ".join(self.named(tuple(sorted(set(self.of(job.wanted))))))
+        nodes = self.of(job.wanted) or self._state_nodes(job)
+        there = ", ".join(self.named(tuple(sorted(set(nodes)))))
         job.history.append((now, f"to be started on {there or 'this node'}"))
         self._core.order(Kill(job.id, "it goes to another node", at_once=True))
 
@@ -149,12 +150,26 @@ class Relocations:
             self._sent.discard(job.id)
             return
         self._sent.add(job.id)
-        if _on_its_way(job):
+        job.relocation.stay(stays=False)
+        if self._on_its_way(job):
             self.begin(job, now)
 
     def mark_state_unreachable(self, job: Gang) -> None:
         """Note that the state of ``job`` cannot be brought now to where its processes are to be."""
         self._stranded[job.id] = job
+
+    def go_home(self, job: Gang, now: float) -> None:
+        """Start ``job``, whose state cannot be brought, where the state is. It leaves once it has trained."""
+        self._stranded.pop(job.id, None)
+        self.begin(job, now)
+        job.relocation.stay()
+
+    def return_unplanned(self, now: float) -> None:
+        """Start jobs that are to have no devices, and whose state cannot be brought, where the state is."""
+        for job in list(self._stranded.values()):
+            reached = self._lost.keys().isdisjoint(self._state_nodes(job))
+            if reached and not job.wanted and self._waits(job):
+                self.go_home(job, now)
 
     def returning(self) -> tuple[Gang, tuple[int, ...]] | None:
         """Return a job whose state cannot be brought to its new node, and the devices to return to.
@@ -163,7 +178,7 @@ class Relocations:
         """
         for job in list(self._stranded.values()):
             home = self._home(job) if job.running and self._waits(job) else ()
-            if home or not job.command.unreachable or not _on_its_way(job):
+            if not job.command.unreachable or not self._on_its_way(job):
                 del self._stranded[job.id]
             if home:
                 return job, home
@@ -171,7 +186,7 @@ class Relocations:
 
     def _waits(self, job: Gang) -> bool:
         """Return True if the state of ``job`` cannot be brought and its owner has not sent it."""
-        return bool(job.command.unreachable) and job.id not in self._sent and _on_its_way(job)
+        return bool(job.command.unreachable) and job.id not in self._sent and self._on_its_way(job)
 
     def _home(self, job: Gang) -> tuple[int, ...]:
         """Return as many devices as ``job`` is to have, where its state is; empty if there are too few.
@@ -187,6 +202,12 @@ class Relocations:
                 return ()
             home.append(device)
         return tuple(home)
+
+    def _on_its_way(self, job: Gang) -> bool:
+        """Return True if processes of ``job`` are started on another node, and none has greeted yet."""
+        if job.processes.first_hello_s is not None or job.relocation.ending or job.state.ended:
+            return False
+        return job.relocation.gone_s is not None or (job.command.runs and bool(self.origin(job)))
 
     def _is_home(self, job: Gang, device: int) -> bool:
         return all(holder is job or self._waits(holder) for holder in self._core.holders(device))
@@ -204,6 +225,7 @@ class Relocations:
     def arrived(self, job: Gang, now: float) -> None:
         """Note that ``job`` trains. If it was restarted, send a notice of how long it stood still."""
         self._sent.discard(job.id)
+        job.relocation.trained()
         left_s, gone_s = job.relocation.left_s, job.relocation.gone_s
         first_hello_s = job.processes.first_hello_s
         if left_s is None or gone_s is None or first_hello_s is None:
@@ -247,7 +269,7 @@ class Relocations:
         """
         if job.spec.relaunch:
             return not job.state_nodes or not self._lost.keys().isdisjoint(job.state_nodes)
-        return not job.width or job.portable
+        return not job.relocation.stays and (not job.width or job.portable)
 
     def restrict(self, job: Gang) -> None:
         """Tell policies to keep ``job``, which is new, on any one node if it is elastic."""
@@ -306,14 +328,15 @@ class Relocations:
         """Return the node to start each rank of ``job`` on.
 
         These are the nodes of its devices if it is to have some, else those of its state, else those with the
-        least load.
+        least load. Those of its state come first if that cannot be brought.
         """
         if len(self._names) == 1:
             return (0,) * len(job.ranks)
-        if job.wanted:
+        home = job.state_nodes and self._lost.keys().isdisjoint(job.state_nodes)
+        if job.wanted and not (home and job.relocation.stays):
             wanted = self.of(job.wanted)
             return wanted[:1] * len(job.ranks) if job.spec.elastic else wanted
-        if job.state_nodes and self._lost.keys().isdisjoint(job.state_nodes):
+        if home:
             return self._state_nodes(job)
         load = [0] * len(self._names)
         for other in self._core.jobs.values():
@@ -333,12 +356,6 @@ class Relocations:
             slots = [node for node in nodes for _ in range(sizes[node])]
         # Ranks in excess of the devices wait on these nodes, and move when a node is found.
         return tuple(sorted(islice(cycle(slots), len(job.ranks))))
-
-
-def _on_its_way(job: Gang) -> bool:
-    """Return True if processes of ``job`` are to be started on another node, and none has greeted yet."""
-    under_way = job.relocation.gone_s is not None and job.processes.first_hello_s is None
-    return under_way and not job.relocation.ending and not job.state.ended
 
 
 def _nodes(job: Gang, count: int) -> tuple[int, ...]:

@@ -14,6 +14,11 @@ from gpuslice.wire import Hello
 
 from .failures import Failure, Kind
 
+#: The longest pause, in seconds, before a job that has not trained since it was moved is moved again. The
+#: first one is a second, and each is twice as long as the one before.
+_MOVE_AGAIN_AT_MOST_S = 60.0
+_MOST_DOUBLINGS = 30
+
 
 class Stage(Enum):
     """How far the command of an attempt has come. What a stage does not need is left out."""
@@ -231,11 +236,18 @@ class Relocation(msgspec.Struct):
     left_s, gone_s
         When the last relocation or relaunch began, and when its processes were gone. None once the job trains
         again, and if it had not trained before.
+    stays
+        True if its state could not be brought to another node: it trains where the state is before it leaves.
+    moves, again_s
+        The moves since it trained last. If there were several: when the next one may begin.
     """
 
     ending: bool = False
     left_s: float | None = None
     gone_s: float | None = None
+    stays: bool = False
+    moves: int = 0
+    again_s: float = 0.0
 
     def leave_node(self, now: float, *, loses_time: bool) -> None:
         """Note that the processes are told to end, to be started on other nodes.
@@ -243,6 +255,7 @@ class Relocation(msgspec.Struct):
         ``loses_time`` is True if the job has trained, so that the move costs it time.
         """
         self.ending = True
+        self._count(now)
         if self.left_s is None and loses_time:
             self.left_s = now
 
@@ -251,6 +264,7 @@ class Relocation(msgspec.Struct):
         if not self.ending:
             self.left_s = now if loses_time else None
         self.ending = False
+        self._count(now)
 
     def go_on(self, left_s: float | None, now: float) -> None:
         """Note that the processes are gone since ``now``, and the job stands still since ``left_s``."""
@@ -259,6 +273,20 @@ class Relocation(msgspec.Struct):
     def arrived(self) -> None:
         """Note that the job trains again: the move is over."""
         self.left_s = self.gone_s = None
+
+    def stay(self, *, stays: bool = True) -> None:
+        """Note whether the job must train where its state is before it leaves."""
+        self.stays = stays
+
+    def trained(self) -> None:
+        """Note that the job trains: it may be moved again."""
+        self.stays, self.moves, self.again_s = False, 0, 0.0
+
+    def _count(self, now: float) -> None:
+        if self.moves:
+            pause_s = min(2.0 ** min(self.moves - 1, _MOST_DOUBLINGS), _MOVE_AGAIN_AT_MOST_S)
+            self.again_s = now + pause_s
+        self.moves += 1
 
     def renew(self) -> None:
         """Forget the move: another attempt begins."""

@@ -7,6 +7,8 @@ Rules
 - A job whose command was started for another number of devices, or on another node, parks first. Then its
   processes are ended and others are started.
 - A refused suspend or resume is tried again when its pause is over.
+- A job that is to be moved to other processes again and again before it has trained waits ever longer. So it
+  trains where its processes are as soon as its devices are there.
 - ``next_step`` changes nothing. The core calls it again after each step, until it returns ``Waits``.
 """
 
@@ -110,9 +112,9 @@ def next_step(job: Gang, world: World, now: float) -> Step | Waits:
     if job.state is JobState.RUNNING and job.lease != job.wanted:
         return _leave(job, now)
     if job.needs_relaunch and job.command.launched and job.allows(Trigger.RELAUNCH):
-        return Step.RELAUNCH if job.state is not JobState.SUSPENDING else _ranks("parks, to be started anew")
+        return _relaunch(job, now)
     if job.state in (JobState.QUEUED, JobState.SUSPENDED):
-        return _enter(job, world)
+        return _enter(job, world, now)
     if job.state in IN_TRANSIT:
         return _go_on(job, now)
     return _SETTLED if job.state is JobState.RUNNING else _ranks("waits for its processes to end")
@@ -126,7 +128,16 @@ def _leave(job: Gang, now: float) -> Step | Waits:
     return Step.KEEP if job.processes.beside else Step.STOP
 
 
-def _enter(job: Gang, world: World) -> Step | Waits:
+def _relaunch(job: Gang, now: float) -> Step | Waits:
+    """Return the step of a job that needs another number of processes, or what the job waits for."""
+    if job.state is JobState.SUSPENDING:
+        return _ranks("parks, to be started anew")
+    if now < job.relocation.again_s:
+        return Waits(For.MOMENT, job.relocation.again_s, "waits to be started anew: it has not trained since")
+    return Step.RELAUNCH
+
+
+def _enter(job: Gang, world: World, now: float) -> Step | Waits:
     """Return the next step of a job without devices (enter or relocate), or what the job waits for."""
     if not job.wanted:
         return Waits(For.PLAN, reason="waits for devices")
@@ -141,6 +152,8 @@ def _enter(job: Gang, world: World) -> Step | Waits:
         return Step.ENTER
     if not world.can_leave(job):
         return Waits(For.NODE, reason="waits for devices where its state is")
+    if now < job.relocation.again_s:
+        return Waits(For.MOMENT, job.relocation.again_s, "waits to change its node: it has not trained since")
     return Step.RELOCATE
 
 

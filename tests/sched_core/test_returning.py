@@ -7,11 +7,12 @@ import msgspec
 from gpuslice.sched_core.core.events import (
     Command,
     Exited,
+    Held,
     Moved,
     RankGone,
 )
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.policy import Start, Suspend
+from gpuslice.sched_core.policy import Migrate, Start, Suspend
 
 from .driver import Driver, notices, suspended
 from .relocating import (
@@ -67,6 +68,34 @@ def test_a_job_returns_to_a_device_that_a_plan_gives_to_a_job_that_cannot_be_the
     plan(driver, policy, Start("y", (1,)))
     driver.resumed("y")
     assert driver.state("y") is JobState.RUNNING
+
+
+def test_a_job_on_its_way_home_goes_there_whatever_a_policy_plans_meanwhile() -> None:
+    """A policy that changes its plan each time would send it off again before it has trained."""
+    policy, driver = one_parked(restartable=True)
+    plan(driver, policy, Start("a", (1,)))
+    on_its_way(driver)
+    waits(driver)
+    assert kills(plan(driver, policy, Suspend("x")))
+    driver.say("x", suspended(driver.core.jobs["x"].epoch, 11))
+    plan(driver, policy, Migrate("a", (1,)))
+    (launch,) = launches(driver.do(Exited("a", -9)))
+    assert launch.nodes == ("",)
+    driver.hello("a")
+    assert driver.core.jobs["a"].lease == (0,), "not the device of the plan, where it cannot go on"
+    driver.resumed("a")
+    driver.progress("a", 12)
+    assert not driver.core.jobs["a"].relocation.stays
+
+
+def test_a_job_that_its_owner_holds_on_its_way_returns_without_a_plan() -> None:
+    policy, driver = one_parked(restartable=True)
+    plan(driver, policy, Start("a", (1,)))
+    on_its_way(driver)
+    driver.do(Held("a"))
+    assert [order.job for order in kills(waits(driver))] == ["a"]
+    (launch,) = launches(driver.do(Exited("a", -9)))
+    assert launch.nodes == ("",)
 
 
 def follow(driver: Driver, policy: Quiet, leaving: str, coming: str, device: int) -> list[Command]:

@@ -158,3 +158,35 @@ def test_every_joint_state_has_a_step_or_a_reason(
         answer = next_step(job, world, NOW_S)
         if isinstance(answer, Waits):
             assert answer.reason or answer.on is For.NOTHING
+
+
+def test_a_job_that_is_moved_again_before_it_has_trained_waits_ever_longer() -> None:
+    """A policy that never rests would have it moved for ever. Meanwhile it may train where it is."""
+    job, elsewhere = job_in(JobState.QUEUED, RankPhase.PARKED, plan=(0,)), Surroundings(elsewhere=True)
+    job.relocation.leave_node(NOW_S, loses_time=False)
+    job.relocation.renew()
+    assert step(job, elsewhere) is Step.RELOCATE, "the first time at once"
+    pauses_s = []
+    for _ in range(8):
+        job.relocation.leave_node(NOW_S, loses_time=False)
+        job.relocation.renew()
+        answer = next_step(job, elsewhere, NOW_S)
+        assert isinstance(answer, Waits)
+        pauses_s.append(answer.until_s - NOW_S)
+    assert pauses_s == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert step(job) is Step.ENTER
+    job.relocation.trained()
+    assert step(job, elsewhere) is Step.RELOCATE
+
+
+def test_a_job_that_is_started_anew_again_before_it_has_trained_waits_as_well() -> None:
+    job = Gang(JobSpec(id="a", submit_s=0.0, most_devices=2, relaunch=True), 0, PROGRAM)
+    job.command.go_on(Stage.STARTED)
+    job.running, job.placement = True, (0, 1)
+    job.ranks[0].phase = RankPhase.PARKED
+    job.relocation.relaunch(NOW_S, loses_time=False)
+    assert step(job) is Step.RELAUNCH
+    job.relocation.relaunch(NOW_S, loses_time=False)
+    assert waits_for(job) is For.MOMENT
+    job.placement = (0,)
+    assert step(job) is Step.ENTER

@@ -74,8 +74,8 @@ FAULTS = (
         "See whether a job that lends its devices to a trial can go where it is moved meanwhile",
         Moves,
         "granted",
-        "(job.lent or self._core.relocations.misplaced(job))",
-        "self._core.relocations.misplaced(job)",
+        "on_its_way = job.lent or job.relocation.ending",
+        "on_its_way = False",
         seed=2800,
     ),
     Fault(
