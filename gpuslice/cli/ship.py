@@ -1,4 +1,4 @@
-"""``gpuslice ship``: copy a job's newest snapshot to another node of a Ray cluster."""
+"""``gpuslice ship``: copy a job's newest snapshot to another node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 from gpuslice.errors import UsageError
 
 from .declare import Argument, Option
-from .options import Json
+from .options import Json, StateDir
 
 
 def command(
@@ -27,30 +27,31 @@ def command(
     ranks: Annotated[int | None, Option(metavar="N", help="How many ranks the job has.")] = None,
     replace: Annotated[bool, Option(help="Replace a newer snapshot there, too.")] = False,
     as_json: Json = False,
+    state_dir: StateDir = None,
 ) -> int:
-    """Copy a job's newest snapshot to another node of a Ray cluster.
+    """Copy a job's newest snapshot to another node.
 
-    The job can go on from it there.
+    The job can go on from it there. The nodes are those of the running scheduler if it has some by ssh, else
+    those of the Ray cluster.
     """
     import json
 
     import msgspec
 
+    from gpuslice import config
     from gpuslice.config import format_size
-    from gpuslice.nodes import ray_nodes
-    from gpuslice.nodes.replication import furthest
-    from gpuslice.nodes.shipping import ship
+    from gpuslice.daemon.shipping_nodes import connected
 
-    with ray_nodes.connected(ray):
-        target = ray_nodes.find(to)
-        others = [node for node in ray_nodes.nodes() if node.id != target.id]
-        source = ray_nodes.find(from_node) if from_node else furthest(job, others, ranks)
+    with connected(config.state_directory(state_dir), ray) as nodes:
+        target = nodes.find(to)
+        others = [node for node in nodes.all() if node.id != target.id]
+        source = nodes.find(from_node) if from_node else nodes.furthest(job, others, ranks)
         if source is None:
             raise UsageError(
                 f"no node besides {target.name} has a whole snapshot of {job}",
                 "suspend or checkpoint the job first; `gpuslice ramdisk ls` shows what a node has",
             )
-        shipped = ship(job, source, target, ranks=ranks, replace=replace)
+        shipped = nodes.ship(job, source, target, ranks=ranks, replace=replace)
     if as_json:
         print(json.dumps(msgspec.to_builtins(shipped), indent=2))
     else:

@@ -97,6 +97,18 @@ def command(
         str | None,
         typer.Option(metavar="auto|HOST:PORT", help="Share these devices on all nodes of this Ray cluster."),
     ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=USER@HOST[:PYTHON]", help="Share these devices on this machine, too, by ssh."
+        ),
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="NODE", help="Leave a node of the cluster out.")
+    ] = None,
+    agent_port: Annotated[
+        str, typer.Option(metavar="[HOST:]PORT", help="Where other nodes reach the scheduler; else any port.")
+    ] = "",
     node_timeout: Annotated[
         str, typer.Option(metavar="60s", help="A node that is silent for so long is lost.")
     ] = "60s",
@@ -142,7 +154,7 @@ def command(
         return
     # Of the process that stays; the one that starts it need not load them.
     from gpuslice.checkpoint.files import store_directory
-    from gpuslice.daemon import daemon, other_nodes, scheduler_setup
+    from gpuslice.daemon import daemon, device_lists, other_nodes, scheduler_setup
     from gpuslice.daemon.interference_profiles import read_profiles
     from gpuslice.sched_core.live.client_socket import ClientSocket
     from gpuslice.types import checked
@@ -167,22 +179,28 @@ def command(
         options = scheduler_setup.options(
             policy, settings or [], quantum_s, pack=pack, defragment=defragment, placement=placement
         )
-        names = scheduler_setup.parse_devices(devices)
         warnings: list[str] = []
-        if any(name.kind != "null" for name in names):
+        others = None
+        if ray is None and not node:
+            other_nodes.refuse_without_nodes(replicate_every, without or [], agent_port)
+            local = names = device_lists.parse_devices(devices)
+        else:
+            others = other_nodes.OtherNodes(
+                directory,
+                device_lists.parse_devices_of_nodes(devices),
+                ray=ray or "",
+                hosts=other_nodes.hosts(node or [], ray),
+                without=without or [],
+                listen=other_nodes.listener(agent_port),
+                lost_after_s=config.parse_duration(node_timeout),
+                replicate_every=replicate_every,
+            )
+            local, names = others.local, others.devices
+        if any(name.kind != "null" for name in local):
             store_directory(ramdisk := config.load().ramdisk_directory)
             warnings.append(scheduler_setup.small_ramdisk_warning(ramdisk))
-        warnings.append(scheduler_setup.oversubscription_warning(names))
-        device_memory_bytes = scheduler_setup.device_memory(names)
-        others = None
-        if ray is None and replicate_every:
-            raise UsageError("--replicate-every needs other nodes", "add --ray auto")
-        if ray is not None:
-            lost_after_s = config.parse_duration(node_timeout)
-            others = other_nodes.OtherNodes(
-                directory, ray, names, lost_after_s=lost_after_s, replicate_every=replicate_every
-            )
-            names = others.devices
+        warnings.append(scheduler_setup.oversubscription_warning(local))
+        device_memory_bytes = scheduler_setup.device_memory(local)
         setup = checked(
             scheduler_setup.Setup(
                 names,

@@ -119,7 +119,7 @@ def serve(
             "started", "the scheduler can be used", details={**known, "endpoints": socket.endpoints}
         )
         if others is not None:
-            others.begin(warn)
+            others.begin(warn, lambda note: scheduler.set_aside([note]))
             listeners.replicas = _replicas(scheduler, others, remote)
         _collect_ramdisk(setup)
         ready(socket)
@@ -129,8 +129,8 @@ def serve(
         if socket.shut_down:
             _discard_snapshots(directory)
             if others is not None and remote is not None:
-                others.end(lambda text: event_log.tell("message", text))
                 remote.dismiss()
+                others.end(lambda text: event_log.tell("message", text))
         socket.close()
         event_log.tell("ended", "the scheduler leaves", details={"dismissed": socket.shut_down})
 

@@ -1,7 +1,7 @@
-"""The other nodes of a scheduler that was started with ``--ray``: found and given agents by Ray.
+"""The other nodes of a scheduler that was started with ``--ray`` or ``--node``: found and given agents.
 
-What Ray is asked for is asked by a process of its own (``gpuslice.nodes.agents``). So nothing here imports
-Ray, and the scheduler goes on when Ray does not. The talk with the agents is ours.
+A process of its own (``gpuslice.node_agents.agents``) talks to Ray or ssh. So nothing here imports Ray, and
+the scheduler goes on when Ray does not.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from gpuslice.clock import Clock
 from gpuslice.config import load
 from gpuslice.daemon.journal_recovery import has_unfinished_jobs
 from gpuslice.errors import EnvironmentUnusableError, UsageError
-from gpuslice.files import private_directory, replace_file
-from gpuslice.nodes.plan import Config, Found, Wanted
+from gpuslice.files import private_directory, replace_file, working_directory
+from gpuslice.node_agents.ssh import parse_host
+from gpuslice.nodes.plan import KEYS, Answer, Config, Found, Host, Remark, Wanted, of_node
+from gpuslice.sched_core.core.events import Noted
 from gpuslice.sched_core.nodes import curve
-from gpuslice.sched_core.nodes.endpoint import logs_directory
+from gpuslice.sched_core.nodes.endpoint import host_and_port, logs_directory
 from gpuslice.sched_core.nodes.node_logs import identity
 from gpuslice.sched_core.nodes.remote_nodes import LOST_AFTER_S, RemoteNodes
 from gpuslice.types import DeviceName, Word
 
-#: Names in the scheduler's directory.
-_FILE, _KEYS = "nodes.json", "node-keys"
+#: Name in the scheduler's directory.
+_FILE = "nodes.json"
 _EXIT_USAGE = 2
 
 
-class _Known(msgspec.Struct, frozen=True):
+class Known(msgspec.Struct, frozen=True):
     """The facts that the next scheduler needs to go on with jobs on other nodes."""
 
     nodes: tuple[Found, ...]
@@ -45,42 +47,68 @@ class OtherNodes:
     ----------
     directory
         The scheduler's.
-    address
-        ``auto``, or that of the cluster's head.
     devices
-        What is shared on each node.
+        What is shared on each node, or with a node's name before it on that one.
+    ray
+        ``auto``, or the address of the head of a cluster of Ray.
+    hosts
+        The nodes that are reached by ssh. There are some, or a ``ray``.
+    without
+        Names of nodes that are left out.
+    listen
+        Where agents connect, ``HOST:PORT`` or a port; empty: at any.
     lost_after_s
         When a node counts as lost of which nothing is heard.
     replicate_every
         One of so many snapshots is copied to another node; 0: none.
 
+    Attributes
+    ----------
+    remarks
+        What people should know about nodes, those included that are left out.
+
     Raises
     ------
     EnvironmentUnusableError
-        If there is no Ray, or no cluster.
+        If there is no Ray, or no cluster, or no node with a device.
     """
 
     def __init__(
         self,
         directory: Path,
-        address: str,
-        devices: Sequence[DeviceName],
+        devices: Sequence[str],
         *,
+        ray: str = "",
+        hosts: Sequence[Host] = (),
+        without: Sequence[str] = (),
+        listen: str = "",
         lost_after_s: float = LOST_AFTER_S,
         replicate_every: int = 0,
     ) -> None:
         private_directory(directory, option="--state-dir", parents=True, by_link=True)
         self._directory = directory
-        self._address = "" if address == "auto" else address
-        self._local = tuple(devices)
+        self._wanted = Wanted(
+            address="" if ray == "auto" else ray,
+            hosts=tuple(hosts),
+            without=tuple(without),
+            devices=tuple(devices),
+            working_directory=working_directory(),
+            directory=str(directory),
+            ramdisk_dir=load().ramdisk_dir,
+        )
+        self._listen = listen
         self._lost_after_s = lost_after_s
         self.replicate_every = replicate_every
+        self.remarks: tuple[Remark, ...] = ()
         self._remote: RemoteNodes | None = None
         self._agents: dict[str, Config] = {}
         self._known = self._read()
         if self._known is None:
-            found = self._ask("find", Wanted(address=self._address))
-            self._known = _Known(msgspec.json.decode(found, type=tuple[Found, ...]), "")
+            found = self._ask("find", self._wanted)
+            self.remarks = found.remarks
+            self._known = Known(found.nodes, "")
+            if not self.devices:
+                raise self._unusable(found.remarks)
 
     @property
     def nodes(self) -> tuple[Found, ...]:
@@ -89,19 +117,36 @@ class OtherNodes:
         return self._known.nodes
 
     @property
+    def local(self) -> tuple[DeviceName, ...]:
+        """Return the devices of this node."""
+        return self._devices_of(self.nodes[0])
+
+    @property
     def devices(self) -> tuple[DeviceName, ...]:
         """Return the devices of all nodes, node by node."""
-        return tuple(device.on(node.name) for node in self.nodes for device in self._local)
+        return tuple(device.on(node.name) for node in self.nodes for device in self._devices_of(node))
+
+    def _devices_of(self, node: Found) -> tuple[DeviceName, ...]:
+        words = of_node(node.name, self._wanted.devices) if node.devices is None else node.devices
+        return tuple(map(DeviceName.parse, words))
+
+    def _unusable(self, remarks: Sequence[Remark]) -> EnvironmentUnusableError:
+        said = "; ".join(f"{one.node or 'here'}: {one.reason}" for one in remarks)
+        remedy = next(
+            (one.remedy for one in remarks if one.remedy), "name devices that a node has: --devices"
+        )
+        return EnvironmentUnusableError(f"no node can be used: {said}", remedy)
 
     def open(self, clock: Clock) -> RemoteNodes:
         """Listen for agents, if possible at the address that agents of an earlier scheduler know."""
         assert self._known is not None
-        keys = self._directory / _KEYS
+        keys = self._directory / KEYS
         if not keys.exists():
             curve.make(keys)
         addresses = {node.name: node.address for node in self.nodes}
-        fresh = f"tcp://{addresses['']}:*"
-        for endpoint in filter(None, (self._known.endpoint, fresh)):
+        fresh = self._fresh_endpoint(addresses[""])
+        former = "" if self._listen else self._known.endpoint
+        for endpoint in filter(None, (former, fresh)):
             try:
                 self._remote = RemoteNodes(
                     addresses,
@@ -116,90 +161,171 @@ class OtherNodes:
                 if endpoint == fresh:
                     raise
         assert self._remote is not None
-        self._known = _Known(self.nodes, self._remote.endpoint)
+        self._known = Known(self.nodes, self._remote.endpoint)
         server, own = curve.client_keys(keys)
         told = (self._remote.endpoint, server.decode(), own.public.decode(), own.secret.decode())
-        names = [node.name for node in self.nodes if node.name]
-        self._agents = {name: Config(name, *told, gpus=bool(self._gpus)) for name in names}
+        self._agents = {
+            node.name: Config(
+                node.name, *told, gpus=any(one.kind == "cuda" for one in self._devices_of(node))
+            )
+            for node in self.nodes
+            if node.name
+        }
         return self._remote
 
-    def begin(self, warn: Callable[[str], None]) -> None:
-        """Start an agent on each node by Ray. If Ray cannot, go on with the agents that are there.
+    def _fresh_endpoint(self, own: str) -> str:
+        """Return where to listen for agents if nothing is known of an earlier scheduler."""
+        host, _, port = self._listen.rpartition(":")
+        # By ssh, the nodes find out themselves by which address they reach this one.
+        everywhere = "0.0.0.0" if self._wanted.hosts else own
+        return f"tcp://{host or everywhere}:{port or '*'}"
+
+    def begin(self, warn: Callable[[str], None], note: Callable[[Noted], object] = lambda note: None) -> None:
+        """Start an agent on each node. If Ray cannot, go on with the agents that are there.
+
+        A node on which none can be started is lost until one is there.
+
+        Parameters
+        ----------
+        warn
+            Called with what whoever started the scheduler should know.
+        note
+            Called with what is to be kept of it.
 
         Raises
         ------
         EnvironmentUnusableError
-            If Ray cannot do it, and no jobs are there that could go on without.
+            If there is no node with devices, or Ray cannot do it, and no jobs are there that could go on
+            without.
         """
         assert self._known is not None
         logs = identity(logs_directory(self._directory))  # set aside by now, if the journal is another
         self._agents = {name: replace(config, logs=logs) for name, config in self._agents.items()}
         self._write(self._known)
+        self._tell(self.remarks, warn, note)
         try:
-            self._ask("begin", self._wanted())
+            begun = self._ask("begin", self._present())
         except EnvironmentUnusableError as error:
             if not has_unfinished_jobs(self._directory):
                 raise
             warn(f"no agents could be started, those that run go on: {error.message}")
+            return
+        kept = {node.name for node in begun.nodes}
+        own = [one for one in begun.remarks if not one.node]
+        usable = any(device.node in kept for device in self.devices)
+        if (own or not usable) and not has_unfinished_jobs(self._directory):
+            raise self._unusable(own or begun.remarks)
+        self._tell(begun.remarks, warn, note)
+        self.remarks += begun.remarks
+        assert self._remote is not None
+        for node in self.nodes:
+            if node.name not in kept and node.name:
+                self._remote.give_up(node.name)
+
+    def _tell(
+        self, remarks: Sequence[Remark], warn: Callable[[str], None], note: Callable[[Noted], object]
+    ) -> None:
+        """Tell people about nodes, now and in the events."""
+        for one in remarks:
+            warn(str(one))
+            what = "node_left_out" if one.left_out else "node_remark"
+            note(Noted(what, "", {"node": one.node or "here", "reason": one.reason, "remedy": one.remedy}))
 
     def end(self, warn: Callable[[str], None]) -> None:
-        """Give Ray its devices back. The scheduler tells the agents to leave."""
+        """End what is left on the nodes of agents that were told to leave."""
         try:
-            self._ask("end", self._wanted())
+            ended = self._ask("end", self._present())
         except (EnvironmentUnusableError, UsageError) as error:
-            warn(f"Ray's actors on the nodes could not be ended: {error.message}")
+            warn(f"what is left of the agents could not be ended: {error.message}")
+        else:
+            for one in ended.remarks:
+                warn(f"what is left of the agent of node {one.node} could not be ended: {one.reason}")
 
-    def _wanted(self) -> Wanted:
-        return Wanted(
-            address=self._address,
-            nodes=self.nodes,
-            directory=str(self._directory),
-            agents=self._agents,
-            gpus=self._gpus,
-            cpus=0 if self._gpus else -1,
-            ramdisk_dir=load().ramdisk_dir,
-        )
-
-    @property
-    def _gpus(self) -> int:
-        return sum(device.kind == "cuda" for device in self._local)
+    def _present(self) -> Wanted:
+        assert self._known is not None
+        known = self._known
+        return replace(self._wanted, nodes=known.nodes, agents=self._agents, endpoint=known.endpoint)
 
     def bring(self, job: str, sources: Sequence[str], targets: Sequence[str]) -> Sequence[str]:
         """Return the command that brings the newest snapshot of each rank of ``job`` to a node."""
         assert self._remote is not None
         nodes = tuple(node for node in self.nodes if node.name not in self._remote.lost)
         brought = {"sources": tuple(sources), "targets": tuple(targets)}
-        wanted = replace(self._wanted(), nodes=nodes, **brought)
-        path = self._directory / "nodes" / f"bring-{job}.json"
+        wanted = replace(self._present(), nodes=nodes, **brought)
+        path = self._directory / "nodes" / f"bring-{job}.json"  # that process removes it: keys are in it
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(wanted))
-        return [sys.executable, "-m", "gpuslice.nodes.agents", "bring", job, str(path)]
+        replace_file(path, msgspec.json.encode(wanted))
+        return [sys.executable, "-m", "gpuslice.node_agents.agents", "bring", job, str(path)]
 
-    def _ask(self, word: str, wanted: Wanted) -> bytes:
-        """Have Ray do something, in a process of its own. Return what that process prints."""
+    def _ask(self, word: str, wanted: Wanted) -> Answer:
+        """Ask Ray or ssh for something by a process of its own. Return the answer."""
         process = subprocess.run(
-            [sys.executable, "-m", "gpuslice.nodes.agents", word],
+            [sys.executable, "-m", "gpuslice.node_agents.agents", word],
             input=msgspec.json.encode(wanted),
             capture_output=True,
             check=False,
         )
         if process.returncode == 0:
-            return process.stdout
+            return msgspec.json.decode(process.stdout, type=Answer)
         lines = process.stderr.decode(errors="replace").strip().splitlines()[-2:] or ["it said nothing"]
         kind = UsageError if process.returncode == _EXIT_USAGE else EnvironmentUnusableError
         raise kind(lines[0], "".join(lines[1:]))
 
-    def _read(self) -> _Known | None:
+    def _read(self) -> Known | None:
         """Return what the last scheduler knew. Return None if all its jobs have ended."""
-        try:
-            known = msgspec.json.decode((self._directory / _FILE).read_bytes(), type=_Known)
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as error:
-            raise EnvironmentUnusableError(
-                f"{self._directory / _FILE} is damaged: {error}", "remove it, or choose another --state-dir"
-            ) from error
+        known = read_known(self._directory)
         return known if has_unfinished_jobs(self._directory) else None
 
-    def _write(self, known: _Known) -> None:
+    def _write(self, known: Known) -> None:
         replace_file(self._directory / _FILE, msgspec.json.encode(known))
+
+
+def read_known(directory: Path) -> Known | None:
+    """Return the nodes of the last scheduler in ``directory``; None if it had none but its own.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the file with them is damaged.
+    """
+    try:
+        return msgspec.json.decode((directory / _FILE).read_bytes(), type=Known)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise EnvironmentUnusableError(
+            f"{directory / _FILE} is damaged: {error}", "remove it, or choose another --state-dir"
+        ) from error
+
+
+def hosts(nodes: Sequence[str], ray: str | None) -> tuple[Host, ...]:
+    """Return the machines of ``up --node``, of which there may be several.
+
+    Raises
+    ------
+    UsageError
+        If one is none, is named twice, or ``--ray`` is given, too.
+    """
+    if nodes and ray is not None:
+        raise UsageError("--node and --ray are both given", "choose one: a cluster of Ray has its own nodes")
+    found = tuple(map(parse_host, nodes))
+    names = [host.name for host in found]
+    if double := next((name for name in names if names.count(name) > 1), ""):
+        raise UsageError(f"two nodes are called {double}", "give each --node another name")
+    return found
+
+
+def listener(agent_port: str) -> str:
+    """Return where agents are to connect by ``up --agent-port``. Raise ``UsageError`` if that is no port."""
+    if agent_port:
+        host, _, port = agent_port.rpartition(":")
+        host_and_port(f"tcp://{host or '0.0.0.0'}:{port}")
+    return agent_port
+
+
+def refuse_without_nodes(replicate_every: int, without: Sequence[str], agent_port: str) -> None:
+    """Raise ``UsageError`` for options of ``up`` that make no sense on one node."""
+    asked = {"--replicate-every": replicate_every, "--without": without, "--agent-port": agent_port}
+    for option, value in asked.items():
+        if value:
+            raise UsageError(f"{option} needs other nodes", "add --ray auto, or --node NAME=USER@HOST")

@@ -14,10 +14,9 @@ import msgspec
 import psutil
 
 from gpuslice.checkpoint.files import more_room
-from gpuslice.config import Settings, format_size, parse_size, variable
+from gpuslice.config import format_size, parse_size, variable
 from gpuslice.daemon.interference_profiles import PairPrior, by_scripts
-from gpuslice.errors import ConfigError, EnvironmentUnusableError, UsageError
-from gpuslice.launch import command
+from gpuslice.errors import ConfigError, UsageError
 from gpuslice.launch.visible_gpus import VISIBLE, all_visible, visible
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.nodes.curve import scheduler_keys
@@ -151,55 +150,6 @@ def _all_gpus() -> str:
     from gpuslice.kernels.nvml import read_driver
 
     return all_visible([gpu.index for gpu in read_driver().gpus], os.environ.get(VISIBLE))
-
-
-def parse_devices(text: str) -> tuple[DeviceName, ...]:
-    """Return the devices that ``cuda:0,cuda:1`` names, or for ``cpu:2`` alone so many slots of the host.
-
-    Raises
-    ------
-    UsageError
-        If one is no device or is named twice, or if they come to no device.
-    EnvironmentUnusableError
-        If one is not here.
-    """
-    names = [DeviceName.parse(part.strip()) for part in text.split(",")]
-    if len(names) == 1 and names[0].kind != "cuda":
-        (name,) = names
-        if name.index == 0 and ":" in text:
-            raise UsageError(
-                f"--devices {text} names no device: {name.kind}:N alone means N devices",
-                f"write {name.kind}:1 for one",
-            )
-        names = [DeviceName(name.kind, index) for index in range(name.index or 1)]
-    names = [DeviceName(name.kind, name.index or 0) for name in names]
-    if len(set(names)) != len(names):
-        raise UsageError(f"--devices {text} names a device twice", "name each once")
-    for name in names:
-        command.check(Settings(device=str(name), cpu_slots=(name.index or 0) + 1))
-    if any(name.kind == "cuda" for name in names):
-        _check_gpus(names)
-    return tuple(names)
-
-
-def _check_gpus(names: Sequence[DeviceName]) -> None:
-    """Raise an error for GPUs that no job could use, as far as the driver knows."""
-    from gpuslice.kernels.nvml import read_driver
-
-    first = next(name for name in names if name.kind == "cuda")
-    there = read_driver().gpus
-    gpus = visible(there, os.environ)
-    if there and not gpus:
-        raise EnvironmentUnusableError(
-            f"{first} is not here: {VISIBLE}={os.environ[VISIBLE]} shows none of the driver's GPUs",
-            f"unset {VISIBLE}, or share slots of the host: --devices cpu:1",
-        )
-    for name in names:
-        if gpus and name.kind == "cuda" and (name.index or 0) >= len(gpus):
-            raise EnvironmentUnusableError(
-                f"{name} is not here: the driver shows {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}",
-                f"see `gpuslice doctor`, and {VISIBLE} if it is set",
-            )
 
 
 def _visible_gpus() -> list[Gpu]:

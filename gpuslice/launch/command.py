@@ -29,7 +29,9 @@ SITEDIR = Path(__file__).resolve().parent / "sitedir"
 #: Variable set by the launcher. Pythons below it then check whether they train.
 LAUNCH = "GPUSLICE_LAUNCH"
 #: Variable with the paths of gpuslice's packages, for interpreters in environments without it.
-_PACKAGES = "GPUSLICE_PACKAGES"
+PACKAGES = "GPUSLICEPACKAGES"
+#: Variable with the Python that has launched the job: on another node its own takes that place.
+PYTHON = "GPUSLICE_PYTHON"
 #: The packages of gpuslice, and those that it imports in a process that trains.
 _NEEDED = (
     *("gpuslice", "gpuslice.checkpoint", "gpuslice.kernels", "gpuslice.profiler", "gpuslice.sched_core"),
@@ -163,14 +165,15 @@ def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str
     result = {name: value for name, value in environ.items() if name not in names}
     result |= settings.environ()
     result[LAUNCH] = str(os.getpid())
-    result[_PACKAGES] = _package_paths()
+    result[PACKAGES] = package_paths()
+    result[PYTHON] = sys.executable
     path = environ.get("PYTHONPATH")
     result["PYTHONPATH"] = f"{SITEDIR}{os.pathsep}{path}" if path else str(SITEDIR)
     return result
 
 
-def _package_paths() -> str:
-    """Return the text of ``GPUSLICE_PACKAGES``: suffix of compiled modules, then NAME=PATH per package."""
+def package_paths() -> str:
+    """Return the text of ``GPUSLICEPACKAGES``: suffix of compiled modules, then NAME=PATH per package."""
     found = [EXTENSION_SUFFIXES[0]]
     for name in _NEEDED:
         spec = find_spec(name)

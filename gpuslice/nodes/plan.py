@@ -1,29 +1,83 @@
-"""Messages, as JSON, between the scheduler, its processes that use Ray, and the agents."""
+"""Messages, as JSON, between the scheduler, its processes that reach other nodes, and the agents there."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
 from gpuslice.types import Label, PathText, Word
 
+#: The directory of keys, in that of the scheduler.
+KEYS = "node-keys"
+
 
 class Found(msgspec.Struct, frozen=True):
-    """A node of the Ray cluster, as the scheduler has found it.
+    """A node that the scheduler can use.
 
     Attributes
     ----------
     name
         The node's name in device names; empty for the scheduler's own node.
     id, ray_name
-        Ray's.
+        Id and name in Ray. Without Ray, ``id`` is what ssh is told.
     address
         Address at which other nodes reach the node.
+    devices
+        Names of the devices that are shared there; None for those of ``up --devices``.
+    directory
+        Directory of the agent there; empty for ``nodes/NAME`` in the scheduler's.
+    python
+        Path of the node's Python; empty for that of the scheduler.
     """
 
     name: Label
     id: Word
     ray_name: Word
     address: Word
+    devices: tuple[Word, ...] | None = None
+    directory: PathText = ""
+    python: PathText = ""
+
+
+class Remark(msgspec.Struct, frozen=True):
+    """What people should know about a node.
+
+    Attributes
+    ----------
+    node
+        Its name.
+    reason, remedy
+        What is wrong, and what to do about it.
+    left_out
+        True if the node is not used because of it.
+    """
+
+    node: Label
+    reason: Word
+    remedy: Word = ""
+    left_out: bool = True
+
+    def __str__(self) -> str:
+        what = "is left out" if self.left_out else "is used, but"
+        return f"node {self.node or 'here'} {what}: {self.reason}" + (
+            f"; {self.remedy}" if self.remedy else ""
+        )
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The answer of an engine.
+
+    Attributes
+    ----------
+    nodes
+        The nodes that can be used, the scheduler's own first.
+    remarks
+        What people should know about these and others.
+    """
+
+    nodes: tuple[Found, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,33 +106,68 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logs: Word = ""
 
 
+class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node that is reached by ssh: ``up --node NAME=ADDRESS[:PYTHON]``.
+
+    Attributes
+    ----------
+    name
+        The name of the node in device names.
+    address
+        Host for ssh: a name or address, ``user@host``, or a name in the user's ``~/.ssh/config``.
+    python
+        Path of the Python there; empty for that of the scheduler if it exists there, else ``python3``.
+    """
+
+    name: Label
+    address: Word
+    python: PathText = ""
+
+
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request of the scheduler to Ray, which a process of its own carries out.
+    """A request of the scheduler to an engine.
 
     Attributes
     ----------
     address
-        Address of the cluster; empty for the one that runs on this machine.
+        Address of the Ray cluster; empty for the one that runs on this machine.
+    hosts
+        The nodes that are reached by ssh. If there are some, ssh is the engine, else Ray.
+    without
+        Nodes that are left out on purpose.
+    devices
+        Devices to share on each node, or with the node's name before it on that one, as for ``up``.
+    working_directory
+        Directory from which jobs are likely to be submitted.
     nodes
         The scheduler's, in talk of a snapshot those that are not lost.
     directory
-        Directory of the scheduler. An agent's is ``nodes/NAME`` in it.
+        Directory of the scheduler.
     agents
         What each agent is told, by node.
-    cpus, gpus
-        Resources that Ray must reserve on each node; ``cpus`` below 0 stands for all.
     sources, targets
         From where and to where the snapshot of each rank is to be brought.
     ramdisk_dir
         The RAM disk of the scheduler's own node, if not the usual one.
+    endpoint
+        Where the scheduler listens for agents.
     """
 
     address: Word = ""
+    hosts: tuple[Host, ...] = ()
+    without: tuple[Label, ...] = ()
+    devices: tuple[Word, ...] = ()
+    working_directory: PathText = ""
     nodes: tuple[Found, ...] = ()
     directory: PathText = ""
     agents: dict[Label, Config] = {}
-    cpus: int = 0
-    gpus: int = 0
     sources: tuple[Label, ...] = ()
     targets: tuple[Label, ...] = ()
     ramdisk_dir: PathText = ""
+    endpoint: Word = ""
+
+
+def of_node(name: str, devices: Sequence[str]) -> tuple[str, ...]:
+    """Return which of ``devices`` are meant for node ``name``: those of every node, and its own."""
+    parts = [one.rpartition("/") for one in devices]
+    return tuple(dict.fromkeys(device for node, _, device in parts if node in ("", name)))

@@ -17,6 +17,9 @@ import msgspec
 
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError, NodeLostError, UsageError
 
+from .receiver import Receiver
+from .sender import Sender
+
 #: Least number of digits of a node's id that name it.
 _FEWEST_DIGITS = 6
 _CONNECT_S = 10.0
@@ -125,7 +128,7 @@ def find(name: str, flags: Mapping[str, str] | None = None) -> Node:
     return msgspec.structs.replace(found[0], flags=dict(flags or {}))
 
 
-def _options(node: Node) -> dict[str, Any]:
+def options_on(node: Node) -> dict[str, Any]:
     """Return Ray's options for a process on exactly that node that takes none of its resources."""
     affinity = ray_module().util.scheduling_strategies.NodeAffinitySchedulingStrategy
     return {"num_cpus": 0, "scheduling_strategy": affinity(node.id, soft=False)}
@@ -133,12 +136,12 @@ def _options(node: Node) -> dict[str, Any]:
 
 def actor(kind: type, node: Node, *words: Any, **named: Any) -> Any:
     """Return an object of ``kind`` in a process of its own on that node."""
-    return ray_module().remote(kind).options(**_options(node)).remote(*words, **named)
+    return ray_module().remote(kind).options(**options_on(node)).remote(*words, **named)
 
 
 def call(function: Any, node: Node, *words: Any) -> Any:
     """Call ``function`` in a process on that node, and return or raise what it does."""
-    return result(ray_module().remote(function).options(max_retries=0, **_options(node)).remote(*words))
+    return result(ray_module().remote(function).options(max_retries=0, **options_on(node)).remote(*words))
 
 
 def result(reference: Any) -> Any:
@@ -183,3 +186,27 @@ def _lost(error: Exception) -> NodeLostError:
 def end(handle: Any) -> None:
     """End an actor's process. Does nothing if it has ended."""
     ray_module().kill(handle)
+
+
+class RayCarrier:
+    """What moves snapshots between nodes of a cluster; inside ``connected``. See ``shipping.Carrier``."""
+
+    def sender(self, node: Node) -> Any:
+        """Return a sender in a process on ``node``."""
+        return actor(Sender, node, node.flags)
+
+    def receiver(self, node: Node, *, replace: bool, portion_bytes: int) -> Any:
+        """Return a receiver in a process on ``node``."""
+        return actor(Receiver, node, node.flags, replace=replace, portion_bytes=portion_bytes)
+
+    def result(self, reference: Any) -> Any:
+        """Return or raise what the process elsewhere does, as ``result`` does."""
+        return result(reference)
+
+    def settle(self, references: Iterable[Any]) -> None:
+        """Wait for results that are no longer needed."""
+        settle(references)
+
+    def end(self, handle: Any) -> None:
+        """End the process."""
+        end(handle)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from gpuslice.errors import NodeLostError, UsageError
@@ -15,16 +15,22 @@ from .shipping import Shipment, ship
 
 def held_on(job: str, node: Node, ranks: int | None = None) -> Held | None:
     """Return the newest whole snapshot of a job on a node; None if it has none."""
-    found: bytes | None = call(_held, node, job, node.flags, ranks)
+    found: bytes | None = call(held_here, node, job, node.flags, ranks)
     return None if found is None else decode(found, Held)
 
 
-def _held(job: str, flags: Mapping[str, str], ranks: int | None) -> bytes | None:
+def held_here(job: str, flags: Mapping[str, str], ranks: int | None) -> bytes | None:
+    """Return the newest whole snapshot of a job on this node, encoded; None if it has none."""
     held = newest_held(open_disk(flags), job, ranks)
     return None if held is None else encode(held)
 
 
-def furthest(job: str, nodes: Iterable[Node], ranks: int | None = None) -> Node | None:
+def furthest(
+    job: str,
+    nodes: Iterable[Node],
+    ranks: int | None = None,
+    held_on: Callable[[str, Node, int | None], Held | None] = held_on,
+) -> Node | None:
     """Return the first of ``nodes`` with the latest whole snapshot of the job; None if none has one."""
     held: list[tuple[int, Node]] = []
     for node in nodes:

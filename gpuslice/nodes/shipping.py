@@ -1,26 +1,25 @@
-"""Ship a job's newest whole snapshot from one node's RAM disk to another's, by Ray's object store.
+"""Ship a job's newest whole snapshot from one node's RAM disk to another's.
 
-The calling process holds no bytes: it has a sender on one node and a receiver on the other, and passes
-references from the first to the second. Ray's object stores move the bytes.
+The calling process has a sender on one node and a receiver on the other, and passes references from the first
+to the second. With Ray it holds no bytes: Ray's object stores move them.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from gpuslice.errors import NodeLostError, ReplacedSnapshotError, UsageError
 
 from .messages import PORTION_BYTES, Held, Missing, decode, encode
-from .ray_nodes import Node, actor, end, result, settle
-from .receiver import Receiver
-from .sender import Sender
+from .ray_nodes import Node, RayCarrier
+from .routes import Boundaries, choose
 
 #: Portions under way at a time: one is read, one moved, one written, and one is spare.
 _UNDER_WAY = 4
@@ -28,6 +27,34 @@ _UNDER_WAY = 4
 _ATTEMPTS = 3
 
 Progress = Callable[[int], object]
+
+
+class Carrier(Protocol):
+    """What reaches the two ends of a shipment, and moves bytes between them.
+
+    A method of an end is begun by ``end.method.remote(...)``, which returns a reference; a reference may be
+    an argument of another.
+    """
+
+    def sender(self, node: Node) -> Any:
+        """Return an end like ``Sender`` in a process on ``node``."""
+        ...
+
+    def receiver(self, node: Node, *, replace: bool, portion_bytes: int) -> Any:
+        """Return an end like ``Receiver`` in a process on ``node``."""
+        ...
+
+    def result(self, reference: Any) -> Any:
+        """Return what a method has returned, or raise what it has raised."""
+        ...
+
+    def settle(self, references: Iterable[Any]) -> None:
+        """Wait for methods whose results are no longer needed."""
+        ...
+
+    def end(self, handle: Any) -> None:
+        """End the process of an end."""
+        ...
 
 
 class Shipment(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +99,7 @@ def ship(
     replace: bool = False,
     portion_bytes: int = PORTION_BYTES,
     progress: Progress | None = None,
+    carrier: Carrier | None = None,
 ) -> Shipment:
     """Copy the newest whole snapshot of a named job from one node to another; inside ``connected``.
 
@@ -90,6 +118,8 @@ def ship(
         What is sent at a time.
     progress
         Called with the bytes of each portion that has arrived.
+    carrier
+        What moves it; by default Ray.
 
     Raises
     ------
@@ -107,7 +137,8 @@ def ship(
     if source.id == target.id:
         raise UsageError(f"{job} is on node {source.name} already", "name another node")
     began_s = time.monotonic()
-    shipping = _Shipping(job, source, target, ranks, boundary, replace, portion_bytes, progress)
+    by = RayCarrier() if carrier is None else carrier
+    shipping = _Shipping(by, job, source, target, ranks, boundary, replace, portion_bytes, progress)
     held, payload_bytes = shipping.finish()
     return Shipment(
         job=job,
@@ -131,6 +162,7 @@ class _Shipping:
         How often a process or node has gone since the last portion arrived.
     """
 
+    carrier: Carrier
     job: str
     source: Node
     target: Node
@@ -159,34 +191,34 @@ class _Shipping:
 
     def _attempt(self) -> tuple[Held, int]:
         """Try once, with new processes on both nodes."""
-        named = {"replace": self.replace, "portion_bytes": self.portion_bytes}
-        sender = actor(Sender, self.source, self.source.flags)
-        receiver = actor(Receiver, self.target, self.target.flags, **named)
+        carrier = self.carrier
+        sender = carrier.sender(self.source)
+        receiver = carrier.receiver(self.target, replace=self.replace, portion_bytes=self.portion_bytes)
         try:
-            held = decode(result(sender.begin.remote(self.job, self.ranks, self.boundary)), Held)
+            held = decode(carrier.result(sender.begin.remote(self.job, self.ranks, self.boundary)), Held)
             payload_bytes = self._send(sender, receiver, held.ranks)
-            result(receiver.publish.remote())
+            carrier.result(receiver.publish.remote())
             return held, payload_bytes
         finally:
             with suppress(NodeLostError):
-                result(receiver.abandon.remote())
-            end(sender)
-            end(receiver)
+                carrier.result(receiver.abandon.remote())
+            carrier.end(sender)
+            carrier.end(receiver)
 
     def _send(self, sender: Any, receiver: Any, ranks: Sequence[int]) -> int:
         """Send what is missing, several portions at a time. Return the bytes of all ranks' states."""
         under_way: deque[Any] = deque(sender.offer.remote(rank) for rank in ranks)
         try:
-            missing = decode(result(receiver.receive.remote(*under_way)), Missing)
+            missing = decode(self.carrier.result(receiver.receive.remote(*under_way)), Missing)
             under_way.clear()
             for portion in map(encode, missing.portions):
                 if len(under_way) >= _UNDER_WAY:
-                    self._count(result(under_way.popleft()))
+                    self._count(self.carrier.result(under_way.popleft()))
                 under_way.append(receiver.put.remote(portion, sender.portion.remote(portion)))
             while under_way:
-                self._count(result(under_way.popleft()))
+                self._count(self.carrier.result(under_way.popleft()))
         finally:
-            settle(under_way)
+            self.carrier.settle(under_way)
         return missing.payload_bytes
 
     def _count(self, nbytes: int) -> None:
@@ -194,3 +226,40 @@ class _Shipping:
         self.lost = 0
         if self.progress is not None:
             self.progress(nbytes)
+
+
+def bring(
+    job: str,
+    targets: Sequence[str],
+    there: Mapping[str, Node],
+    held: Mapping[str, Boundaries],
+    carrier: Carrier | None = None,
+) -> None:
+    """Bring the newest whole snapshot of ``job`` to its ranks' nodes, from wherever each rank's lies.
+
+    Parameters
+    ----------
+    targets
+        Where each rank's is to be.
+    there
+        The living nodes, by name.
+    held
+        What they have.
+    carrier
+        As for ``ship``.
+
+    Raises
+    ------
+    UsageError
+        If no node has one.
+    """
+    if (routes := choose(held, targets)) is None:
+        raise UsageError(f"no living node has a whole snapshot of {job}", "replicate it, see nodes.md")
+    for (source, target), ranks in routes.ways.items():
+        ship(
+            *(job, there[source], there[target]),
+            ranks=ranks,
+            boundary=routes.boundary,
+            replace=True,
+            carrier=carrier,
+        )

@@ -61,8 +61,8 @@ class Relocations:
 
     @property
     def several_nodes(self) -> bool:
-        """True if the cluster has more than one node, so that orders name their nodes."""
-        return len(self._names) > 1
+        """True if there are other nodes than the scheduler's own, so that orders name their nodes."""
+        return self._names != ("",)
 
     @property
     def lost(self) -> frozenset[str]:

@@ -45,8 +45,8 @@ _RESOURCE = re.compile(
     r"|Too many open files|insufficient shared memory|unable to (?:open shared memory|write to file </torch)",
     re.IGNORECASE,
 )
-#: What the scheduler says of a process that it has given up; its exit code is that of SIGKILL then.
-_GIVEN_UP = r"^gpuslice: (?:node \S+ was lost|its state could not be brought).*"
+#: What the scheduler or a node's agent says of a process that it has given up, or cannot start there.
+_GIVEN_UP = r"^gpuslice: (?:node \S+ (?:was lost|cannot start it)|its state could not be brought).*"
 _INFRASTRUCTURE = re.compile(
     r"uncorrectable ECC|CUDA error: (?:unspecified launch failure|unknown error|initialization error"
     r"|no CUDA-capable device|all CUDA-capable devices are busy|driver shutting down|the launch timed out"

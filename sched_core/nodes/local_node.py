@@ -93,14 +93,17 @@ class LocalNode:
         try:
             descriptor = self.processes.launch(job, program, environ, attempt=attempt)
         except (OSError, ValueError) as error:
-            said = f"{CANNOT_START}{_reason(error, program.directory)}\n"
-            # The reason may be that nothing can be written.
-            with suppress(OSError), self.processes.log(job, "err").open("a") as log:
-                log.write(said)
-            # The shell's convention for a command that cannot be executed.
-            self._reports.ended(self._name, Exited(job, 127, telling(said)))
+            self.refuse(job, f"{CANNOT_START}{_reason(error, program.directory)}")
             return
         self._watched.register(descriptor, select.EPOLLIN)
+
+    def refuse(self, job: str, said: str) -> None:
+        """Report that the command of ``job`` cannot be started. What is ``said`` of it goes to its errors."""
+        # The reason may be that nothing can be written.
+        with suppress(OSError), self.processes.log(job, "err").open("a") as log:
+            log.write(f"{said}\n")
+        # The shell's convention for a command that cannot be executed.
+        self._reports.ended(self._name, Exited(job, 127, telling(said)))
 
     def find_port(self, job: str, attempt: int) -> None:
         """Report a port of this machine at which the ranks of that attempt can meet."""

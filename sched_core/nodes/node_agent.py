@@ -20,6 +20,7 @@ from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.errors import RemoteProtocolError
 from gpuslice.files import private_directory
 from gpuslice.sched_core.core.events import Exited, RankGone
+from gpuslice.sched_core.jobs.program import Program
 
 from .curve import KeyPair
 from .endpoint import LOCK, lock
@@ -46,6 +47,7 @@ from .node_wire import (
     Missing,
     PortFound,
     Rejoin,
+    Serve,
     Start,
     Stored,
     ToNode,
@@ -80,6 +82,10 @@ class NodeAgent:
         set aside.
     environ
         Variables that every job of this node gets, over all others.
+    adapt
+        Returns a job's program as it is started on this node, and why it cannot be; empty if it can.
+    serve
+        Called with a channel, to start a process that sends or receives snapshots over it.
 
     Raises
     ------
@@ -97,6 +103,8 @@ class NodeAgent:
         *,
         logs: str = "",
         environ: Mapping[str, str] | None = None,
+        adapt: Callable[[Program], tuple[Program, str]] = lambda program: (program, ""),
+        serve: Callable[[str], object] = lambda channel: None,
         clock: Clock | None = None,
     ) -> None:
         private_directory(directory, option="--state-dir", parents=True)
@@ -105,6 +113,9 @@ class NodeAgent:
             keep_only(directory, logs)
         self._directory = directory
         self._environ = dict(environ or {})
+        self._adapt = adapt
+        self._name = name
+        self._serve = serve
         self._clock = clock or MonotonicClock()
         self._scheduler = endpoint
         self._lease = Lease(directory, rank_endpoint(directory))
@@ -189,9 +200,17 @@ class NodeAgent:
             self._session.close()
         while self._socket.poll(0):
             self._socket.recv()
-        self._session = _Session(self._directory, self._environ, self._clock, self._send)
+        self._session = _Session(self._directory, self._start, self._clock, self._send)
         running = self._session.running()
         self._send(Joined(version=VERSION, beat=self._lease.sent(), running=running))
+
+    def _start(self, node: LocalNode, order: Start) -> None:
+        """Start a job's command, if that is possible on this node."""
+        program, problem = self._adapt(order.program)
+        if problem:
+            node.refuse(order.job, f"gpuslice: node {self._name} cannot start it: {problem}")
+        else:
+            node.launch(order.job, program, {**order.environ, **self._environ}, order.attempt)
 
     def _receive(self) -> None:
         while self._session is not None and self._socket.poll(0):
@@ -207,6 +226,8 @@ class NodeAgent:
                 return
             if isinstance(message, Rejoin):
                 self._begin()
+            elif isinstance(message, Serve):
+                self._serve(message.channel)
             elif isinstance(message, Heard):
                 self._lease.renew(message.beat, message.lost_after_s)
             else:
@@ -220,9 +241,11 @@ class NodeAgent:
 class _Session:
     """The agent's state while it is connected."""
 
-    def __init__(self, directory: Path, environ: Mapping[str, str], clock: Clock, send: _Send) -> None:
+    def __init__(
+        self, directory: Path, start: Callable[[LocalNode, Start], object], clock: Clock, send: _Send
+    ) -> None:
         self._send = send
-        self._environ = dict(environ)
+        self._start = start
         #: A context of its own: its end also closes the socket, and frees the path.
         self._context = zmq.Context()
         reports = Reports(
@@ -266,9 +289,8 @@ class _Session:
         """Carry out a message of the scheduler."""
         match message:
             case Start():
-                environ = {**message.environ, **self._environ}
                 self._tails.follow(message.job, message.copied)
-                self.node.launch(message.job, message.program, environ, message.attempt)
+                self._start(self.node, message)
             case FindPort():
                 self.node.find_port(message.job, message.attempt)
             case Find():
@@ -282,7 +304,7 @@ class _Session:
                 self.node.end(message.job, grace_s=message.grace_s)
             case Stored():
                 self._tails.stored(message.job, message.stream, message.end)
-            case Heard() | Rejoin() | Leave():
+            case Heard() | Rejoin() | Serve() | Leave():
                 raise AssertionError("that is not a session's to do")
 
     def _heard(self, connection: Connection, pid: int, frame: bytes) -> None:

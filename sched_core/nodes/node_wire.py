@@ -19,7 +19,7 @@ from gpuslice.wire import MAX_MESSAGE_BYTES, decode_frame
 
 from .node import Sought
 
-VERSION = 3
+VERSION = 4
 #: Room for a rank's longest message, or a command with its environment, and the frame around it.
 MAX_BYTES = 4 * MAX_MESSAGE_BYTES
 BEAT_S = 1.0
@@ -105,6 +105,12 @@ class Heard(NodeMessage, tag="heard", frozen=True):
     lost_after_s: Seconds
 
 
+class Serve(NodeMessage, tag="serve", frozen=True):
+    """Order: start a process that sends or receives snapshots over that channel (relay.py)."""
+
+    channel: Word
+
+
 class Leave(NodeMessage, tag="leave", frozen=True):
     """Order: end, and end all processes that still run on the node."""
 
@@ -167,7 +173,7 @@ class Beat(NodeMessage, tag="beat", frozen=True):
     beat: Count
 
 
-ToNode = Start | FindPort | Find | WatchRank | ToRank | End | Stored | Heard | Rejoin | Leave
+ToNode = Start | FindPort | Find | WatchRank | ToRank | End | Stored | Heard | Rejoin | Serve | Leave
 FromNode = Joined | FromRank | Ended | Missing | PortFound | Printed | Left | Beat
 
 _WHAT = "a message of a node"

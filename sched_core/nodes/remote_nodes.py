@@ -34,6 +34,7 @@ from .node_wire import (
     PortFound,
     Printed,
     Rejoin,
+    Serve,
     Start,
     Stored,
     ToNode,
@@ -42,6 +43,7 @@ from .node_wire import (
     decode_from_node,
     encode,
 )
+from .relay import MARK, Relay
 from .transfers import Command, Transfers
 
 #: A node counts as lost after this time without a message of its agent.
@@ -148,6 +150,7 @@ class RemoteNodes:
         self._context = zmq.Context()
         self.authenticator = KeyAuthenticator(self._context, keys)
         self.socket = bind_tcp(self._context, endpoint, scheduler_keys(keys), options=OPTIONS)
+        self._relay = Relay(self.socket, self._serve)
         self.addresses = dict(addresses)
         self.nodes: dict[str, RemoteNode] = {}
         self._lost: list[RemoteNode] = []
@@ -189,7 +192,11 @@ class RemoteNodes:
         for _ in range(_MESSAGES_AT_ONCE):
             if not self.socket.poll(0):
                 return
-            identity, *frames = self.socket.recv_multipart()
+            first, *parts = self.socket.recv_multipart(copy=False)
+            if (identity := first.bytes).startswith(MARK) and parts:
+                self._relay.take(identity, parts)
+                continue
+            frames = [part.bytes for part in parts]
             name = identity.decode(errors="replace")
             try:
                 if name not in self.nodes or len(frames) != 1:
@@ -212,6 +219,13 @@ class RemoteNodes:
         """When ``attend`` must be called, even if nothing happens; None for never."""
         awaited = [node.heard_s for node in self.nodes.values() if node not in self._lost]
         return min(awaited) + self._lost_after_s if awaited else None
+
+    def give_up(self, name: str) -> None:
+        """Count a node without an agent as lost at once, until its agent joins."""
+        node = self.nodes[name]
+        if not node.joined and node not in self._lost:
+            self._lost.append(node)
+            self.changed(node)
 
     def dismiss(self) -> None:
         """Tell all connected agents to leave, and wait for their answers."""
@@ -273,6 +287,13 @@ class RemoteNodes:
 
     def _answer(self, node: RemoteNode, message: Joined | Beat) -> None:
         node.tell(Heard(beat=message.beat, lost_after_s=self._lost_after_s))
+
+    def _serve(self, name: str, channel: str) -> bool:
+        """Have a process for snapshots started on a node. Return False if the node is not there."""
+        if (node := self.nodes.get(name)) is None or not node.joined:
+            return False
+        node.tell(Serve(channel=channel))
+        return True
 
     def _send(self, name: str, message: ToNode) -> None:
         try:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from gpuslice.clock import MonotonicClock
 from gpuslice.daemon.other_nodes import OtherNodes
-from gpuslice.nodes.plan import Found, Wanted
-from gpuslice.types import DeviceName
+from gpuslice.nodes.plan import Answer, Found, Wanted
 
 NODES = (Found("", "1", "head", "127.0.0.1"), Found("b", "2", "b", "127.0.0.1"))
 
@@ -19,12 +17,12 @@ def told(directory: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """What a scheduler tells the agent on b that its logs are known by."""
     asked: list[Wanted] = []
 
-    def ask(others: OtherNodes, word: str, wanted: Wanted) -> bytes:
+    def ask(others: OtherNodes, word: str, wanted: Wanted) -> Answer:
         asked.append(wanted)
-        return msgspec.json.encode(NODES)
+        return Answer(NODES)
 
     monkeypatch.setattr(OtherNodes, "_ask", ask)
-    others = OtherNodes(directory, "auto", [DeviceName("cpu", 0)])
+    others = OtherNodes(directory, ["cpu:0"], ray="auto")
     remote = others.open(MonotonicClock())
     others.begin(lambda text: None)
     remote.close()

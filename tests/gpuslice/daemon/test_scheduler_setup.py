@@ -6,7 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from gpuslice.daemon.scheduler_setup import Setup, options, oversubscription_warning, parse_devices
+from gpuslice.daemon.device_lists import parse_devices
+from gpuslice.daemon.scheduler_setup import Setup, options, oversubscription_warning
 from gpuslice.errors import ConfigError, EnvironmentUnusableError, UsageError
 from gpuslice.kernels.nvml import Driver, Gpu
 from gpuslice.sched_core.core.events import Submitted

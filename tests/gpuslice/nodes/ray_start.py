@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from gpuslice.nodes.plan import Found, Wanted
+from gpuslice.nodes.plan import Answer, Wanted
 
 from ...patience import PATIENCE_S
 from ...ports import unused_port
@@ -80,11 +80,11 @@ class StartedRay:
 
     def _until(self, count: int) -> None:
         ends_s = time.monotonic() + PATIENCE_S
-        asked = msgspec.json.encode(Wanted(address=self.address))
+        asked = msgspec.json.encode(Wanted(address=self.address, devices=("cpu:0",)))
         while True:
-            words = [sys.executable, "-m", "gpuslice.nodes.agents", "find"]
+            words = [sys.executable, "-m", "gpuslice.node_agents.agents", "find"]
             done = subprocess.run(words, input=asked, capture_output=True, check=False)
-            if done.returncode == 0 and len(msgspec.json.decode(done.stdout, type=list[Found])) == count:
+            if done.returncode == 0 and len(msgspec.json.decode(done.stdout, type=Answer).nodes) == count:
                 return
             assert time.monotonic() < ends_s, done.stderr
             time.sleep(0.2)

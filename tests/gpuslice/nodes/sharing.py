@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpuslice.nodes.agents import actor_name
-from gpuslice.nodes.plan import Found, Wanted
+from gpuslice.node_agents.ray_engine import actor_name
+from gpuslice.nodes.plan import Answer, Found, Wanted
 
 from ...cli.conftest import Shell, shell_in
 from ...patience import PATIENCE_S
@@ -34,10 +34,11 @@ class Nodes:
 
     def __init__(self, shell: Shell, address: str, ramdisk: Callable[[str], Path]) -> None:
         self.shell, self.address = shell, address
-        words = [sys.executable, "-m", "gpuslice.nodes.agents", "find"]
-        asked = msgspec.json.encode(Wanted(address=address))
+        words = [sys.executable, "-m", "gpuslice.node_agents.agents", "find"]
+        asked = msgspec.json.encode(Wanted(address=address, devices=("cpu:0",), working_directory="/"))
         done = subprocess.run(words, input=asked, capture_output=True, check=True)
-        self.here, *self.others = [one.ray_name for one in msgspec.json.decode(done.stdout, type=list[Found])]
+        nodes = msgspec.json.decode(done.stdout, type=Answer).nodes
+        self.here, *self.others = [one.ray_name for one in nodes]
         self._ramdisk = ramdisk
         self.enough = shell.directory.parent / "enough"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.nodes import keeper
-from gpuslice.nodes.agent_process import CONFIG
+from gpuslice.node_agents import keeper
+from gpuslice.node_agents.agent_process import CONFIG
 
 
 def test_an_agent_that_does_not_start_is_started_again(
@@ -25,11 +25,11 @@ def test_an_agent_that_does_not_start_is_started_again(
         (tmp_path / CONFIG).unlink()  # as one that is told to leave does
 
     monkeypatch.setattr(keeper.subprocess, "run", start)
-    monkeypatch.setattr(keeper, "_running", lambda directory: running[0] if running else 0)
+    monkeypatch.setattr(keeper, "running", lambda directory: running[0] if running else 0)
     monkeypatch.setattr(keeper, "_TRY_AGAIN_S", 0.0)
     monkeypatch.setattr(keeper, "_LOOK_AGAIN_S", 0.0)
     kept = keeper.AgentKeeper("", b"")
     kept._directory = tmp_path
     kept._watch()
-    assert kept.ready() == 17
+    assert running == [17]
     assert capsys.readouterr().err.count("did not start") == 2

@@ -14,11 +14,15 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
+
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.files import private_directory, replace_file
+from gpuslice.nodes.plan import Config
 from gpuslice.sched_core.nodes.endpoint import LOCK
 
 from .agent_process import CONFIG, LOG
+from .reach import problem, unreachable
 
 _LOOK_AGAIN_S = 0.5
 #: Wait before another attempt to start the agent.
@@ -42,6 +46,7 @@ class AgentKeeper:
 
     def __init__(self, directory: str, config: bytes) -> None:
         self._directory = Path(directory) if directory else None
+        self._config = config
         if self._directory is None:
             return
         private_directory(self._directory, option="--state-dir", parents=True)
@@ -53,8 +58,19 @@ class AgentKeeper:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def ready(self) -> int:
-        """Return the agent's process id; 0 if there is no agent."""
-        return 0 if self._directory is None else _running(self._directory)
+        """Return the agent's process id; 0 if there is no agent.
+
+        Raises
+        ------
+        EnvironmentUnusableError
+            If this node cannot reach the scheduler.
+        """
+        if self._directory is None:
+            return 0
+        endpoint = msgspec.json.decode(self._config, type=Config).endpoint
+        if why := problem(endpoint):
+            raise unreachable(why)
+        return running(self._directory)
 
     def _watch(self) -> None:
         assert self._directory is not None
@@ -70,29 +86,29 @@ class AgentKeeper:
     def _begin_agent(self) -> None:
         """Start the agent, unless it runs."""
         assert self._directory is not None
-        if _running(self._directory):
+        if running(self._directory):
             return
         ends_s = time.monotonic() + _COME_S
         with (self._directory / LOG).open("ab") as log:
             # Returns when the agent has detached from its parent.
             subprocess.run(
-                [sys.executable, "-m", "gpuslice.nodes.agent_process", str(self._directory)],
+                [sys.executable, "-m", "gpuslice.node_agents.agent_process", str(self._directory)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 check=True,
             )
-        while not _running(self._directory) and time.monotonic() < ends_s:
+        while not running(self._directory) and time.monotonic() < ends_s:
             time.sleep(_LOOK_AGAIN_S / 10)
 
     def _end_agent(self) -> None:
         """Make an agent with another configuration leave its jobs to a new one."""
         assert self._directory is not None
         ends_s = time.monotonic() + _LEAVE_S
-        if pid := _running(self._directory):
+        if pid := running(self._directory):
             os.kill(pid, signal.SIGTERM)
-        while _running(self._directory):
+        while running(self._directory):
             if time.monotonic() > ends_s:
                 raise EnvironmentUnusableError(
                     f"the agent in {self._directory} does not end", "end its process, and try again"
@@ -100,7 +116,7 @@ class AgentKeeper:
             time.sleep(_LOOK_AGAIN_S / 10)
 
 
-def _running(directory: Path) -> int:
+def running(directory: Path) -> int:
     """Return the process id of the agent in ``directory``; 0 if there is none."""
     try:
         pid = int((directory / LOCK).read_text())

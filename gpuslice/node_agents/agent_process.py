@@ -1,6 +1,7 @@
-"""The process of a node's agent: ``python -m gpuslice.nodes.agent_process DIRECTORY``.
+"""The process of a node's agent: ``python -m gpuslice.node_agents.agent_process DIRECTORY [-]``.
 
 It detaches from its parent, reads its configuration in ``DIRECTORY``, and serves until it is told to leave.
+With ``-`` it stays its parent's child, and reads its configuration from stdin.
 """
 
 from __future__ import annotations
@@ -15,23 +16,28 @@ import msgspec
 
 from gpuslice import config
 from gpuslice.errors import GpusliceError
+from gpuslice.nodes.plan import Config
+from gpuslice.sched_core.jobs.program import Program
 
-from .plan import Config
+from .own_terms import problem, translated
 
 CONFIG, LOG = "agent.json", "agent.log"
+#: Exit code of an agent that was not told to leave.
+_STOPPED = 3
 #: Settings of the node that override those of a job submitted elsewhere.
 _OWN = ("ramdisk_limit", "spill_dir", "spill_limit")
 
 
-def main(directory: Path) -> None:
-    """Become the agent in ``directory``."""
-    if os.fork():
+def main(directory: Path, *, by_stdin: bool = False) -> None:
+    """Become the agent in ``directory``. If told ``by_stdin``, exit with 0 only if it was told to leave."""
+    if not by_stdin and os.fork():
         os._exit(0)
     # Late, after the fork: no thread of libzmq is to be left behind.
     from gpuslice.sched_core.nodes.curve import KeyPair
     from gpuslice.sched_core.nodes.node_agent import NodeAgent
 
-    known = msgspec.json.decode((directory / CONFIG).read_bytes(), type=Config)
+    told = sys.stdin.buffer.read() if by_stdin else (directory / CONFIG).read_bytes()
+    known = msgspec.json.decode(told, type=Config)
     keys = KeyPair(known.public.encode(), known.secret.encode())
     receiving, sending = os.pipe()
     signal.signal(signal.SIGTERM, lambda number, frame: os.write(sending, b"."))
@@ -45,10 +51,30 @@ def main(directory: Path) -> None:
         keys,
         logs=known.logs,
         environ=_environ(known),
+        adapt=_adapted,
+        serve=lambda channel: _serve(channel, known, directory),
     ) as agent:
         if agent.run(receiving):
             _discard(directory)
             (directory / CONFIG).unlink(missing_ok=True)
+        elif by_stdin:
+            sys.exit(_STOPPED)
+
+
+def _adapted(program: Program) -> tuple[Program, str]:
+    """Return a job's program in this node's own terms, and why it cannot be started here."""
+    ours = translated(program)
+    return ours, problem(ours)
+
+
+def _serve(channel: str, known: Config, directory: Path) -> None:
+    """Start a process that sends or receives snapshots."""
+    from gpuslice.nodes.end_process import start
+
+    try:
+        start(channel, known, directory, directory / LOG)
+    except OSError as error:  # who waits for it will say that it did not come
+        sys.stderr.write(f"gpuslice: no process for a snapshot could be started: {error}\n")
 
 
 def _environ(known: Config) -> dict[str, str]:
@@ -77,4 +103,4 @@ def _discard(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), by_stdin=sys.argv[2:] == ["-"])

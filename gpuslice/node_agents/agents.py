@@ -1,0 +1,78 @@
+"""What the scheduler wants of an engine, each in a process of its own: it survives whatever becomes of that.
+
+    python -m gpuslice.node_agents.agents find             the nodes that can be used
+    python -m gpuslice.node_agents.agents begin            an agent on each
+    python -m gpuslice.node_agents.agents end              what is left of them ends
+    python -m gpuslice.node_agents.agents bring JOB FILE   a job's newest snapshot to the nodes of its ranks
+
+Each reads a ``Wanted`` from stdin or that file, as JSON. The first three write an ``Answer`` to stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from gpuslice.errors import GpusliceError, UsageError
+from gpuslice.nodes.plan import Answer, Wanted
+from gpuslice.sched_core.nodes.transfers import UNREACHABLE
+
+from .engine import Engine
+
+#: Wait before a node is reported as unreachable; the caller then tries again.
+_UNREACHABLE_S = 5.0
+
+
+@contextmanager
+def engine_for(wanted: Wanted) -> Iterator[Engine]:
+    """Yield the engine of that request, connected."""
+    if wanted.hosts:
+        from .ssh_engine import SshEngine
+
+        yield SshEngine(wanted)
+        return
+    from gpuslice.nodes.ray_nodes import connected
+
+    from .ray_engine import RayEngine
+
+    with connected(wanted.address or None):
+        yield RayEngine(wanted)
+
+
+def main(words: Sequence[str]) -> None:
+    """Run the command in ``words``."""
+    if len(words) > 2:
+        source = Path(words[2]).read_bytes()
+        Path(words[2]).unlink()  # keys are in it
+    else:
+        source = sys.stdin.buffer.read()
+    wanted = msgspec.json.decode(source, type=Wanted)
+    with engine_for(wanted) as engine:
+        match words:
+            case ["find"]:
+                answer = engine.find()
+            case ["begin"]:
+                answer = engine.begin()
+            case ["end"]:
+                answer = engine.end()
+            case ["bring", job, _]:
+                engine.bring(job)
+                answer = Answer()
+            case _:
+                raise UsageError(f"{words} is not possible", "find, begin, end or bring JOB FILE")
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except GpusliceError as error:
+        sys.stderr.write(f"{error.message}\n{error.remedy}\n")
+        if sys.argv[1:2] == ["bring"] and error.exit_code == UNREACHABLE:
+            time.sleep(_UNREACHABLE_S)
+        sys.exit(error.exit_code)

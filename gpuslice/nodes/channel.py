@@ -1,0 +1,162 @@
+"""The line of a process that sends or receives snapshots, over the relay at the scheduler's socket.
+
+Messages are msgpack, in parts that the socket accepts.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import msgspec
+import zmq
+
+from gpuslice import errors
+from gpuslice.errors import EnvironmentUnusableError, GpusliceError, RemoteProtocolError
+from gpuslice.sched_core.nodes.endpoint import host_and_port
+from gpuslice.sched_core.nodes.node_wire import OPTIONS
+from gpuslice.sched_core.nodes.relay import MARK, PART_BYTES
+
+from .plan import Config
+
+#: How often the scheduler is asked whether it is there.
+_ASK_S = 1.0
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """A question to the other end."""
+
+    number: int
+    method: str
+    words: tuple[Any, ...]
+
+
+class Result(msgspec.Struct, frozen=True, tag="result"):
+    """Its answer: a value, or an error by its class."""
+
+    number: int
+    value: Any = None
+    error: str = ""
+    message: str = ""
+    remedy: str = ""
+
+    def get(self) -> Any:
+        """Return the value, or raise the error."""
+        if not self.error:
+            return self.value
+        kind = getattr(errors, self.error, None)
+        if not (isinstance(kind, type) and issubclass(kind, GpusliceError)) or kind is GpusliceError:
+            kind = EnvironmentUnusableError
+        raise kind(self.message, self.remedy)
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The first message of an end: it can be asked."""
+
+
+Message = Call | Result | Ready
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+class Heard(NamedTuple):
+    """A message and who has sent it; None: that process, or node, is not connected."""
+
+    sender: str
+    message: Message | None
+
+
+def caller(channel: str) -> str:
+    """Return what the process that asks is called."""
+    return f"{MARK.decode()}ask.{channel}"
+
+
+def end(channel: str, node: str) -> str:
+    """Return what the process on ``node`` is called that is asked."""
+    return f"{MARK.decode()}end.{channel}.{node}"
+
+
+class Line:
+    """A connection; a context manager.
+
+    Parameters
+    ----------
+    config
+        Endpoint and keys, as an agent has them.
+    identity
+        What this process is called.
+    answer_s
+        How long the scheduler may be silent.
+    """
+
+    def __init__(self, config: Config, identity: str, answer_s: float = 30.0) -> None:
+        self._answer_s = answer_s
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, identity.encode())
+        for option, value in OPTIONS.items():
+            self._socket.setsockopt(option, value)
+        self._socket.setsockopt(zmq.IPV6, ":" in host_and_port(config.endpoint)[0])
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, config.scheduler.encode())
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, config.public.encode())
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, config.secret.encode())
+        self._socket.connect(config.endpoint)
+        self._answered_s = self._asked_s = time.monotonic()
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._context.destroy(linger=1000)
+
+    def ask_for(self, node: str, channel: str) -> None:
+        """Have an end started on ``node``."""
+        self._socket.send_multipart([node.encode(), channel.encode()])
+
+    def send(self, receiver: str, message: Message | None) -> None:
+        """Send a message. None only asks whether ``receiver`` is connected."""
+        data = b"" if message is None else msgspec.msgpack.encode(message)
+        parts = [data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES)]
+        self._socket.send_multipart([receiver.encode(), *(parts or [b""])])
+
+    def receive(self, timeout_s: float, wake: int | None = None) -> Heard | None:
+        """Return the next message; None if there is none.
+
+        Parameters
+        ----------
+        wake
+            A descriptor; once it can be read, nothing more is waited for.
+
+        Raises
+        ------
+        EnvironmentUnusableError
+            If the scheduler is not there any more.
+        """
+        now = time.monotonic()
+        if now - self._asked_s >= _ASK_S:
+            if now - self._answered_s > self._answer_s:
+                raise EnvironmentUnusableError(
+                    "the scheduler that has these nodes does not answer",
+                    "start it with the same options: gpuslice up; for nodes of Ray add --ray HOST:PORT",
+                )
+            self._asked_s = now
+            self._socket.send_multipart([b"", b""])
+        poller = zmq.Poller()
+        for source in (self._socket, wake):
+            if source is not None:
+                poller.register(source, zmq.POLLIN)
+        if self._socket not in dict(poller.poll(int(min(timeout_s, _ASK_S) * 1000.0))):
+            return None
+        sender, *parts = self._socket.recv_multipart()
+        self._answered_s = time.monotonic()
+        name, data = sender.decode(errors="replace"), b"".join(parts)
+        if not parts and name:
+            return Heard(name, None)
+        return Heard(name, _decoded(data)) if data else None
+
+
+def _decoded(data: bytes) -> Message:
+    try:
+        message: Message = _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(f"the other node sent no message: {error}") from error
+    return message
