@@ -229,7 +229,7 @@ class World:
             assert self.wake_s is not None
             self.now_s = max(self.now_s, self.wake_s)
             self.do(Woken())
-            running = [name for occupants in self.core.occupants for name in occupants]
+            running = [name for occupants in self.core.state.occupants for name in occupants]
             for name in running:
                 job = self.core.jobs[name]
                 boundary = job.ranks[0].boundary + 1

@@ -221,7 +221,7 @@ def _add_housekeeping(
     assert listeners.journal is not None
 
     def limit_prestart() -> None:
-        present = listeners.core.prestart.limit
+        present = listeners.core.allocation.prestart.limit
         scheduler.limit_prestart(_affordable(devices, present) if prestart is None else prestart)
 
     notes = WaitNotes(listeners.core, scheduler.now, lambda note: scheduler.set_aside([note]))

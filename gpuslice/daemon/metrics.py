@@ -98,7 +98,7 @@ class Metrics:
             self._jobs.labels(phase.state.value).dec()
             self._jobs.labels(present.state.value).inc()
         for device in {*phase.devices, *present.devices}:
-            self._on.labels(str(self._core.devices[device])).set(len(self._core.occupants[device]))
+            self._on.labels(str(self._core.devices[device])).set(len(self._core.state.occupants[device]))
         self._job(phase.job, now)
         if present.state.ended and not phase.state.ended:
             self._ended.labels(present.state.value).inc()

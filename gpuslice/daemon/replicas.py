@@ -49,7 +49,7 @@ class Replicas:
         if job.state is not JobState.SUSPENDED or not job.portable:
             return
         self._taken[job.id] = taken = self._taken.get(job.id, 0) + 1
-        sources = self._core.relocations.named(job.nodes[: job.keepers])
+        sources = self._core.state.nodes.named(job.nodes[: job.keepers])
         targets = [self._after(node) for node in sources]
         if taken >= self._every and targets != list(sources) and not self._transfers.under_way(job.id):
             self._taken[job.id] = 0
@@ -60,7 +60,7 @@ class Replicas:
         """Return the living node after ``node``. Return ``node`` if there is no other."""
         names = list(dict.fromkeys(device.node for device in self._core.devices))
         start = names.index(node)
-        lost = self._core.relocations.lost
+        lost = self._core.state.nodes.lost
         return next((name for name in names[start + 1 :] + names[:start] if name not in lost), node)
 
     def _done(self, job: str, to: str, error: str) -> None:

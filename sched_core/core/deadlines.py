@@ -8,8 +8,8 @@ from math import inf
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 
-from .contract import CoreContract
 from .events import Notice
+from .state import State
 
 
 class Deadlines:
@@ -17,12 +17,12 @@ class Deadlines:
 
     Parameters
     ----------
-    core
-        The core that this object is a part of. It sends the notices of missed deadlines.
+    state
+        The facts that all parts of the core share. Notices of missed deadlines are ordered there.
     """
 
-    def __init__(self, core: CoreContract) -> None:
-        self._core = core
+    def __init__(self, state: State) -> None:
+        self._state = state
         self._coming: list[tuple[float, int, Gang]] = []
 
     def add(self, job: Gang) -> None:
@@ -49,7 +49,7 @@ class Deadlines:
             return  # it was refused
         job.deadline_missed = True
         details = {"deadline_s": job.spec.last_deadline_s, "guaranteed": job.guaranteed}
-        self._core.order(Notice("deadline_missed", job.id, details))
+        self._state.order(Notice("deadline_missed", job.id, details))
 
 
 def _over(job: Gang) -> bool:

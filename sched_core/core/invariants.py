@@ -7,7 +7,7 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import HOLDING, JobState
 
-from .contract import CoreContract
+from .state import State
 
 #: Phases that the training ranks of a gang may be in together.
 _WHOLE = {
@@ -17,31 +17,31 @@ _WHOLE = {
 }
 
 
-def check(core: CoreContract) -> None:
-    """Check every invariant of ``core``.
+def check(state: State) -> None:
+    """Check every invariant of ``state``.
 
     Raises
     ------
     InvariantError
         For the first invariant that is broken. The message names the job or the device.
     """
-    for device, occupants in zip(core.devices, core.occupants, strict=True):
+    for device, occupants in zip(state.devices, state.occupants, strict=True):
         # A job that is told to leave has no entry in the ledger; jobs that shared its device still have.
         staying = [job for job in occupants.values() if job.lease == job.wanted and not job.state.ended]
-        if len(occupants) > 1 and not all(core.ledger.shares(job) for job in staying):
+        if len(occupants) > 1 and not all(state.ledger.shares(job) for job in staying):
             raise InvariantError(f"{device} is held by {', '.join(occupants)} at once")
         asked = sum(job.spec.device_memory_bytes for job in occupants.values())
-        if core.device_memory_bytes and asked > core.device_memory_bytes:
-            raise InvariantError(f"jobs on {device} ask for {asked} bytes of {core.device_memory_bytes}")
-    for job in core.jobs.values():
-        _check_job(core, job)
+        if state.device_memory_bytes and asked > state.device_memory_bytes:
+            raise InvariantError(f"jobs on {device} ask for {asked} bytes of {state.device_memory_bytes}")
+    for job in state.jobs.values():
+        _check_job(state, job)
 
 
-def _check_job(core: CoreContract, job: Gang) -> None:
-    held = tuple(device for device, occupants in enumerate(core.occupants) if job.id in occupants)
+def _check_job(state: State, job: Gang) -> None:
+    held = tuple(device for device, occupants in enumerate(state.occupants) if job.id in occupants)
     if held != tuple(sorted(job.lease)):
         raise InvariantError(f"job {job.id} has a lease on {job.lease} but holds {held}")
-    nodes = core.relocations.of(job.lease)
+    nodes = state.nodes.of(job.lease)
     if job.within and len(set(nodes)) > 1:
         raise InvariantError(f"elastic job {job.id} holds {held}, on several nodes")
     if nodes != job.nodes[: len(job.lease)]:
@@ -60,5 +60,5 @@ def _check_job(core: CoreContract, job: Gang) -> None:
     if job.state is JobState.SUSPENDED and len({rank.boundary for rank in job.training()}) > 1:
         raise InvariantError(f"the ranks of job {job.id} are parked at different boundaries")
     for device in job.wanted if not job.state.ended and not job.borrowed else ():
-        if job not in core.ledger.holders(device):
+        if job not in state.ledger.holders(device):
             raise InvariantError(f"job {job.id} is wanted on device {device} but not entered for it")

@@ -1,4 +1,4 @@
-"""The start of a job's command on its nodes, in the order of ``facts.Stage``, and its end there.
+"""The answers of the shell about the start of a job's command, in the order of ``facts.Stage``, and its end.
 
 If the state of the job is on other nodes, it is brought first. If the command has a part on each of several
 nodes, a port is found at which its ranks meet. Then the shell is ordered to start it. Each answer of the
@@ -12,34 +12,22 @@ import signal
 
 from gpuslice.sched_core.jobs.facts import Stage
 from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.types import shortened
 
-from .contract import CoreContract
-from .events import Bring, Brought, Exited, FindPort, Kill, Launch, PortFound, StateWaits
+from . import restarts
+from .events import Brought, Exited, Kill, PortFound, StateWaits
+from .job_steps import close_if_gone, end
+from .launches import bring, meet, start
+from .node_map import listed
+from .state import State
 
 #: The exit code of a command that was never started, or whose node is lost.
 KILLED = -signal.SIGKILL
 _SAID_CHARACTERS = 4096
 
 
-def launch(core: CoreContract, job: Gang, now: float) -> None:
-    """Start the command of ``job`` on nodes that are chosen now, with all that it needs before."""
-    job.command.prepare(now)
-    core.relocations.place(job)
-    if core.relocations.origin(job):
-        job.command.go_on(Stage.BRINGING)
-        core.order(bring(core, job))
-    else:
-        _meet(core, job)
-
-
-def bring(core: CoreContract, job: Gang) -> Bring:
-    """Return the order to bring the state of ``job`` to its nodes."""
-    sources = core.relocations.origin(job)
-    return Bring(job.id, job.attempt, sources, core.relocations.named(job.nodes)[: len(sources)])
-
-
-def take(core: CoreContract, job: Gang, event: Brought | StateWaits | PortFound, now: float) -> None:
+def take(state: State, job: Gang, event: Brought | StateWaits | PortFound, now: float) -> None:
     """Take an answer of the shell about the start of ``job``, and order what follows.
 
     Raises
@@ -53,16 +41,15 @@ def take(core: CoreContract, job: Gang, event: Brought | StateWaits | PortFound,
     match event:
         case StateWaits():
             job.command.wait_for_state(event.reason)
-            core.relocations.mark_state_unreachable(job)
         case Brought(error=error) if error:
-            core.command_ended(job, KILLED, not_brought(bring(core, job).targets, error), now)
+            _command_ended(state, job, KILLED, not_brought(bring(state, job).targets, error), now)
         case _ if job.told_to_end:
-            core.command_ended(job, KILLED, "", now)
+            _command_ended(state, job, KILLED, "", now)
         case Brought():
-            _meet(core, job)
+            meet(state, job)
         case PortFound():
             job.command.meet_at(event.port)
-            _start(core, job)
+            start(state, job)
 
 
 def not_brought(nodes: tuple[str, ...], error: str) -> str:
@@ -72,12 +59,7 @@ def not_brought(nodes: tuple[str, ...], error: str) -> str:
     )
 
 
-def listed(names: tuple[str, ...]) -> str:
-    """Return ``names``, of nodes, joined by commas, each once. The scheduler's own node is ``here``."""
-    return ",".join(name or "here" for name in dict.fromkeys(names))
-
-
-def exited(core: CoreContract, job: Gang, event: Exited, now: float) -> None:
+def exited(state: State, job: Gang, event: Exited, now: float) -> None:
     """Note that the command of ``job`` has ended, or its part on one of several nodes.
 
     The command has ended when all of its parts have, as the first part that failed. The others are told to
@@ -88,33 +70,28 @@ def exited(core: CoreContract, job: Gang, event: Exited, now: float) -> None:
     IllegalTransitionError
         If that has ended before; nothing was changed.
     """
-    command, nodes = job.command, set(core.relocations.named(job.nodes))
+    command, nodes = job.command, set(state.nodes.named(job.nodes))
     if not command.runs or event.node in command.ended_on or event.node not in {None, *nodes}:
         raise job.illegal(f"second exit with code {event.code}")
     if event.node is None:
-        core.command_ended(job, event.code, event.said, now)
+        _command_ended(state, job, event.code, event.said, now)
         return
     was_told = job.told_to_end
     command.end_on(event.node, event.code, event.said)
     if nodes <= set(command.ended_on):
-        core.command_ended(job, command.first_code, command.said, now)
+        _command_ended(state, job, command.first_code, command.said, now)
     elif event.code and not was_told:
-        core.order(Kill(job.id, f"its command has failed on node {listed((event.node,))}"))
+        state.order(Kill(job.id, f"its command has failed on node {listed((event.node,))}"))
 
 
-def _meet(core: CoreContract, job: Gang) -> None:
-    """Find the port at which the ranks of ``job`` meet, if they are on several nodes, else start it."""
-    names = core.relocations.named(job.nodes)
-    if len(set(names)) > 1:
-        job.command.go_on(Stage.MEETING)
-        core.order(FindPort(job.id, job.attempt, names[0]))
+def _command_ended(state: State, job: Gang, code: int, said: str, now: float) -> None:
+    """Act on the end of the command of ``job``, which has ended with exit code ``code`` on all nodes."""
+    job.command.end(code, said)
+    if job.state.ended or job.relocation.ending:
+        close_if_gone(state, job, now)
+    elif job.state is JobState.RELAUNCHING:
+        restarts.relaunch_if_gone(state, job, now)
+    elif code == 0:
+        end(state, job, Trigger.SUCCEED, "", now)
     else:
-        _start(core, job)
-
-
-def _start(core: CoreContract, job: Gang) -> None:
-    """Order the shell to start the command of ``job``: it needs nothing more."""
-    job.command.go_on(Stage.STARTED)
-    names = core.relocations.named(job.nodes)
-    nodes = names if core.relocations.several_nodes else ()
-    core.order(Launch(job.id, job.program, job.attempt, nodes, job.command.port))
+        end(state, job, Trigger.FAIL, f"it ended with exit code {code}", now)

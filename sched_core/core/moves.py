@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.ledger import Ledger
 
-from .contract import CoreContract
 from .events import Notice
+from .homes import Homes
+from .planned_devices import PlannedDevices
+from .state import State
 
 #: The number of tries after which the pause between tries is not doubled any more.
 _MOST_DOUBLINGS = 16
-
-
-class PlannedDevices(Protocol):
-    """The changes that ``Planning`` lets ``Moves`` make to its plan."""
-
-    @property
-    def ledger(self) -> Ledger: ...
-    def unassign(self, job: Gang, now: float) -> None: ...
-    def assign(self, job: Gang, devices: Sequence[int], now: float, *, shared: bool) -> None: ...
-    def start_again(self) -> None: ...
 
 
 class _Grant(NamedTuple):
@@ -38,15 +29,16 @@ class Moves:
 
     Parameters
     ----------
-    core
-        The core that this object is a part of.
+    state
+        The facts that all parts of the core share.
     plan
         The plan to change: which job has which devices.
+    homes
+        Where the processes and the states of jobs are.
     """
 
-    def __init__(self, core: CoreContract, plan: PlannedDevices) -> None:
-        self._core = core
-        self._plan = plan
+    def __init__(self, state: State, plan: PlannedDevices, homes: Homes) -> None:
+        self._state, self._plan, self._homes = state, plan, homes
         #: Jobs that their owners want on other devices (``Gang.requested_devices``), by id.
         self._requested: dict[str, Gang] = {}
         #: For jobs whose move was tried in vain: the boundary of the last try, and the number of tries.
@@ -66,13 +58,17 @@ class Moves:
         self._requested.pop(job.id, None)
         self._tried.pop(job.id, None)
 
-    def is_due(self, job: Gang) -> bool:
+    def retry_is_due(self) -> bool:
+        """Return True if a request that was tried in vain is to be tried again now."""
+        return any(job.id in self._tried and self._is_due(job) for job in self._requested.values())
+
+    def _is_due(self, job: Gang) -> bool:
         """Return True if the owner's request to move ``job`` is to be carried out now.
 
         After an unsuccessful try the job trains on first. It passes 1, 3, 7, 15 boundaries between two tries,
         and so on.
         """
-        if job.id not in self._requested or not job.running:
+        if not job.running:
             return False
         boundary, tries = self._tried.get(job.id, (0, 0))
         pause = 2 ** min(tries, _MOST_DOUBLINGS) - 1
@@ -80,12 +76,12 @@ class Moves:
 
     def carry_out_requests(self, now: float) -> None:
         """Carry out the owners' requests that are due: give each job the devices that its owner wants."""
-        for job in [job for job in self._requested.values() if self.is_due(job)]:
+        for job in [job for job in self._requested.values() if self._is_due(job)]:
             del self._requested[job.id]
             wish, job.requested_devices = job.requested_devices, ()
             self.carry_out(job, wish, now)
             self.granted(job, moved=True, asked=True)
-            self._core.relocations.redirect(job, now)
+            self._homes.redirect(job, now)
 
     def granted(self, job: Gang, *, moved: bool, asked: bool = False) -> None:
         """Remember for ``settle_on_nodes`` that ``job`` was given devices where its processes are not.
@@ -93,7 +89,7 @@ class Moves:
         ``moved`` is True if it had other devices before, ``asked`` if its owner asked for the new ones.
         """
         on_its_way = job.lent or job.relocation.ending
-        if job.command.launched and (on_its_way or self._core.relocations.misplaced(job)):
+        if job.command.launched and (on_its_way or self._state.nodes.misplaced(job)):
             self._granted[job.id] = _Grant(job, moved, asked)
 
     def settle_on_nodes(self, now: float) -> None:
@@ -104,13 +100,13 @@ class Moves:
                 continue
             if (job.lent and job.running) or job.relocation.ending:
                 continue  # it is wanted nowhere while others are tried on its devices, or has no node now
-            leaves = self._core.relocations.can_leave(job)
+            leaves = self._state.nodes.can_leave(job)
             # Of a command that is started anew it is known while it has a lease.
             cannot = job.spec.relaunch and not leaves
             stays = moved and (leaves or (job.lease and not cannot))
-            if not job.running or not self._core.relocations.misplaced(job):
+            if not job.running or not self._state.nodes.misplaced(job):
                 del self._granted[job.id]
-            elif not stays and (wish := self._core.relocations.wish(job)):
+            elif not stays and (wish := self._homes.near_processes(job)):
                 del self._granted[job.id]
                 if asked:
                     self._come_back(job, now)
@@ -129,7 +125,7 @@ class Moves:
         Only its own process can go on from the present snapshot. If other processes will be able to go on
         from a later one, the move is tried again.
         """
-        devices = ", ".join(str(self._core.devices[device]) for device in job.placement)
+        devices = ", ".join(str(self._state.devices[device]) for device in job.placement)
         again = job.portable_later and not job.spec.relaunch
         if again:
             _, tries = self._tried.get(job.id, (0, 0))
@@ -138,16 +134,16 @@ class Moves:
         else:
             self.forget(job)
         job.history.append((now, f"not moved to {devices}{' yet' if again else ''}"))
-        self._core.order(Notice("not_moved", job.id, {"to": devices, "again": again}))
+        self._state.order(Notice("not_moved", job.id, {"to": devices, "again": again}))
 
     def send_home(self, job: Gang, now: float) -> None:
         """Give ``job`` the devices where its state can be restored, in exchange for those that it has.
 
         If that is impossible, for example because another job's state is bound to them, the job waits.
         """
-        others = {other.id: other for device in job.home for other in self._core.holders(device)}
+        others = {other.id: other for device in job.home for other in self._state.holders(device)}
         others.pop(job.id, None)
-        apart = not job.may_be_on(set(self._core.relocations.of(job.home_placement)))
+        apart = not job.may_be_on(set(self._state.nodes.of(job.home_placement)))
         if apart or any(other.bound for other in others.values()):
             self._plan.unassign(job, now)
             self._plan.start_again()
@@ -158,11 +154,11 @@ class Moves:
         """Give ``job`` the devices ``wish`` and give their holders the devices that ``job`` leaves."""
         if wish == job.placement:
             return
-        ledger = self._plan.ledger
+        ledger = self._state.ledger
         ours, theirs = set(job.placement), set(wish)
         left, taken = sorted(ours - theirs), sorted(theirs - ours)
         swap = dict(zip([*left, *taken], [*taken, *left], strict=True))
-        others = {other.id: other for device in swap for other in self._core.holders(device)}
+        others = {other.id: other for device in swap for other in self._state.holders(device)}
         others.pop(job.id, None)
         moves = [(job, wish, ledger.shares(job))]
         for other in others.values():
@@ -182,7 +178,7 @@ class Moves:
         they are enough.
         """
         devices = tuple(swap.get(device, device) for device in other.placement)
-        if other.may_be_on(set(self._core.relocations.of(devices))):
+        if other.may_be_on(set(self._state.nodes.of(devices))):
             return devices
         left = tuple(device for device in other.placement if device not in swap)
         return left if len(left) >= other.least else ()

@@ -11,11 +11,13 @@ from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
 
-from .contract import CoreContract
+from .allocation import Allocation
 from .events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
+from .job_steps import end
+from .state import State
 
 
-def check_submission(core: CoreContract, spec: JobSpec) -> None:
+def check_submission(state: State, allocation: Allocation, spec: JobSpec) -> None:
     """Refuse a job that could never run on this cluster under this policy.
 
     Raises
@@ -23,38 +25,38 @@ def check_submission(core: CoreContract, spec: JobSpec) -> None:
     UsageError
         If the job asks for more than there is; the message names both.
     """
-    if not 1 <= spec.devices <= spec.ranks <= len(core.devices):
+    if not 1 <= spec.devices <= spec.ranks <= len(state.devices):
         raise UsageError(
-            f"job {spec.id} asks for {spec.ranks} devices of {len(core.devices)}",
+            f"job {spec.id} asks for {spec.ranks} devices of {len(state.devices)}",
             "ask for as many as there are",
         )
-    largest = max(Counter(device.node for device in core.devices).values())
+    largest = max(Counter(device.node for device in state.devices).values())
     if spec.elastic and spec.ranks > largest:
         raise UsageError(
             f"job {spec.id} may have up to {spec.ranks} devices, all on one node; the largest has {largest}",
             "ask for no more than that",
         )
-    if spec.guaranteed and not core.planning.guarantees:
+    if spec.guaranteed and not allocation.planning.guarantees:
         raise UsageError(
             f"job {spec.id} wants its deadline guaranteed, which this policy never does",
             "leave out --guaranteed, or start the scheduler with --policy chronus",
         )
-    quota = core.planning.quotas.limits.get(spec.tenant)
+    quota = allocation.quotas.limits.get(spec.tenant)
     if quota is not None and spec.ranks > quota:
         raise UsageError(
             f"job {spec.id} asks for {spec.ranks} devices; the quota of tenant {spec.tenant} is {quota}",
             "ask for fewer, or raise the quota with `gpuslice up --quota`",
         )
     most_bytes = max(spec.device_memory_bytes, spec.most_device_memory_bytes)
-    if core.device_memory_bytes and most_bytes > core.device_memory_bytes:
+    if state.device_memory_bytes and most_bytes > state.device_memory_bytes:
         raise UsageError(
             f"job {spec.id} asks for {format_size(most_bytes)} on each device,"
-            f" which has {format_size(core.device_memory_bytes)}",
+            f" which has {format_size(state.device_memory_bytes)}",
             "ask for less memory, or for more devices",
         )
 
 
-def apply(core: CoreContract, job: Gang, event: OwnerRequest, now: float) -> None:
+def apply(state: State, allocation: Allocation, job: Gang, event: OwnerRequest, now: float) -> None:
     """Carry out a request of the owner of ``job``: cancel, hold, release, move or weigh it.
 
     Raises
@@ -66,47 +68,45 @@ def apply(core: CoreContract, job: Gang, event: OwnerRequest, now: float) -> Non
     """
     match event:
         case Cancelled():
-            _cancel(core, job, event, now)
+            _cancel(state, job, event, now)
         case Held():
-            _hold(core, job, now)
+            _hold(state, job, now)
         case Released():
-            _release(core, job, now)
+            _release(state, job, now)
         case Moved():
-            _move(core, job, event, now)
+            _move(state, allocation, job, event, now)
         case Weighted():
-            _weigh(core, job, event, now)
+            _weigh(allocation, job, event, now)
 
 
-def _cancel(core: CoreContract, job: Gang, event: Cancelled, now: float) -> None:
+def _cancel(state: State, job: Gang, event: Cancelled, now: float) -> None:
     if job.may_restart and not job.processes_gone:
         job.given_up = True
         job.history.append((now, f"no further attempt: {event.reason}"))
+        state.touch(job)
     else:
-        core.end(job, Trigger.CANCEL, event.reason, now)
+        end(state, job, Trigger.CANCEL, event.reason, now)
 
 
-def _hold(core: CoreContract, job: Gang, now: float) -> None:
+def _hold(state: State, job: Gang, now: float) -> None:
     if job.state.ended or job.held:
         raise job.illegal("suspend by its owner")
     job.held = True
     job.history.append((now, "held by its owner"))
     job.book(now)
-    core.planning.withhold(job, now)
-    core.reconcile_later(job)
+    state.reconcile_later(job)
 
 
-def _release(core: CoreContract, job: Gang, now: float) -> None:
+def _release(state: State, job: Gang, now: float) -> None:
     if job.state.ended or not job.held:
         raise job.illegal("resume by its owner")
     job.held = False
     job.book(now)
     job.history.append((now, "released by its owner"))
-    if job.ready:
-        core.announce(job, now)
-    core.reconcile_later(job)  # it may not be started yet
+    state.reconcile_later(job)  # it may not be started yet
 
 
-def _move(core: CoreContract, job: Gang, event: Moved, now: float) -> None:
+def _move(state: State, allocation: Allocation, job: Gang, event: Moved, now: float) -> None:
     if job.state.ended:
         raise job.illegal("migrate by its owner")
     if job.spec.elastic:
@@ -114,28 +114,28 @@ def _move(core: CoreContract, job: Gang, event: Moved, now: float) -> None:
             f"job {job.id} may have {job.demand} to {job.spec.ranks} devices, which its policy chooses",
             "submit it with one number of devices to choose them yourself",
         )
-    wish = tuple(_device(core, name) for name in event.devices)
+    wish = tuple(_device(state, name) for name in event.devices)
     if len(wish) != job.demand or len(set(wish)) != len(wish):
         raise UsageError(
             f"job {job.id} has {job.demand} ranks; {', '.join(event.devices)} are not as many devices",
             "name one device for each rank, each once",
         )
-    core.relocations.check_usable(wish)
+    state.nodes.check_usable(wish)
     job.history.append((now, f"to be moved to {', '.join(event.devices)}"))
-    core.planning.moves.request(job, wish)
+    allocation.moves.request(job, wish)
 
 
-def _weigh(core: CoreContract, job: Gang, event: Weighted, now: float) -> None:
+def _weigh(allocation: Allocation, job: Gang, event: Weighted, now: float) -> None:
     if job.state.ended:
         raise job.illegal("weight by its owner")
     if not 0 < event.weight < inf:
         raise UsageError(f"weight {event.weight} is not above 0", "give a positive number")
     job.history.append((now, f"weight {event.weight}"))
-    core.planning.reweigh(job, event.weight)
+    allocation.reweigh(job, event.weight)
 
 
-def _device(core: CoreContract, name: str) -> int:
-    for number, device in enumerate(core.devices):
+def _device(state: State, name: str) -> int:
+    for number, device in enumerate(state.devices):
         if str(device) == name:
             return number
-    raise UsageError(f"there is no device {name!r} here", f"choose of {', '.join(map(str, core.devices))}")
+    raise UsageError(f"there is no device {name!r} here", f"choose of {', '.join(map(str, state.devices))}")

@@ -14,7 +14,10 @@ from itertools import chain, islice
 from math import inf
 
 from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.jobs.estimates import Estimates
 from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.quotas import Quotas
+from gpuslice.sched_core.jobs.wait_reasons import Waits
 from gpuslice.sched_core.policy import (
     Changes,
     Migrate,
@@ -29,8 +32,8 @@ from gpuslice.sched_core.policy import (
 )
 from gpuslice.sched_core.policy_calls import ask_for_plan
 
-from . import launching
-from .contract import CoreContract
+from .launches import launch
+from .state import State
 
 #: A job that was started and has not said Hello for so long may be no training at all. Its place is given up.
 HELLO_TIMEOUT_S = 60.0
@@ -41,10 +44,12 @@ class Prestart:
 
     Parameters
     ----------
-    core
-        The core that this object is a part of.
+    state
+        The facts that all parts of the core share.
     policy
         The policy to copy. It has not made a plan yet.
+    quotas, waits, estimates
+        The tenants' quotas, the stopwatches of jobs that wait, and how long jobs run.
 
     Attributes
     ----------
@@ -52,8 +57,10 @@ class Prestart:
         How many jobs may be started beyond those that run. None: every job is started at once.
     """
 
-    def __init__(self, core: CoreContract, policy: Policy) -> None:
-        self._core = core
+    def __init__(
+        self, state: State, policy: Policy, quotas: Quotas, waits: Waits, estimates: Estimates
+    ) -> None:
+        self._state, self._quotas, self._waits, self._estimates = state, quotas, waits, estimates
         self.limit: int | None = None
         #: Jobs that wait for a first lease, in order of arrival, and those of them that are not started.
         self._line: dict[str, Gang] = {}
@@ -74,9 +81,9 @@ class Prestart:
 
     def set_limit(self, limit: int) -> None:
         """Start at most ``limit`` jobs beyond those that run, from now on."""
-        slots = max(len(self._core.devices), limit)
+        slots = max(len(self._state.devices), limit)
         if self.limit is None or slots != self._view.cluster.size:
-            self._view = View(Cluster([slots]), self._twins, self._core.planning.estimates)
+            self._view = View(Cluster([slots]), self._twins, self._estimates)
             self._view.compute = _not_now
             self._next.clear()
             for twin in self._twins.values():
@@ -91,14 +98,13 @@ class Prestart:
         """
         if job.command.launched or job.held or job.state.ended or job.id in self._line:
             return
-        planning = self._core.planning
         if self.limit is None:
-            launching.launch(self._core, job, now)
+            launch(self._state, job, now)
             return
-        if job.tried and not planning.quotas.enter(job):
-            planning.waits.begin(job, now, quota=True)
+        if job.tried and self._quotas.keeps_out(job):
+            self._waits.begin(job, now, quota=True)
             return
-        planning.waits.begin(job, now, unstarted=True)
+        self._waits.begin(job, now, unstarted=True)
         self._line[job.id] = self._unstarted[job.id] = job
         if job.tried:
             self._twins[job.id] = twin = _twin(job, now)
@@ -129,13 +135,16 @@ class Prestart:
 
     def update(self, now: float) -> None:
         """Start the jobs whose turn is near; give up jobs that were started and have been silent too long."""
+        for started in [self._line[name] for name in self._started_s]:
+            if started.lease:
+                self.leave(started)
         if self.limit is None:
             return
         for name in [name for name, since_s in self._started_s.items() if since_s + HELLO_TIMEOUT_S <= now]:
             if not self._line[name].ready:
                 self.leave(self._line[name])
         self._ask(now)
-        free = self._core.ledger.free
+        free = self._state.ledger.free
         while sum(job.demand for job in self._coming.values()) < free and (job := self._foremost()):
             self._start(job, now)
             self._forget(job)
@@ -170,8 +179,8 @@ class Prestart:
         if self._unstarted.pop(job.id, None) is None:
             return
         self._started_s[job.id] = now
-        self._core.planning.waits.end(job, now)
-        launching.launch(self._core, job, now)
+        self._waits.end(job, now)
+        launch(self._state, job, now)
 
     def _forget(self, job: Gang) -> None:
         """Remove ``job`` from the jobs to start next, and from the copy of the policy."""

@@ -22,9 +22,11 @@ from gpuslice.sched_core.jobs.rank import Rank, RankPhase
 from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.wire import Beside, Hello, Queued, Replaced, Withdraw
 
-from . import restarts, timeouts
-from .contract import CoreContract
+from . import restarts
 from .events import Notice, RankGone, Tell
+from .job_steps import close_if_gone, end, settle, stay
+from .rank_orders import dismiss_waiting, resume_parked
+from .state import News, State
 
 
 class RankProcesses:
@@ -32,12 +34,12 @@ class RankProcesses:
 
     Parameters
     ----------
-    core
-        The core that this object is a part of.
+    state
+        The facts that all parts of the core share.
     """
 
-    def __init__(self, core: CoreContract) -> None:
-        self._core = core
+    def __init__(self, state: State) -> None:
+        self._state = state
 
     def enter(self, job: Gang, rank: Rank, hello: Hello, now: float) -> None:
         """Give ``rank``'s free place to the process that said ``hello``; announce a job that is now whole."""
@@ -48,10 +50,9 @@ class RankProcesses:
             job.begin_setup(now)
             if job.lease:
                 self._follow(job, now)
-            elif not self._core.planning.knows(job):
-                self._core.announce(job, now)
+        self._state.touch(job)
         if not job.ready or job.wanted:
-            self._core.reconcile_later(job)  # other ranks may never come; devices may be planned already
+            self._state.reconcile_later(job)  # other ranks may never come; devices may be planned already
 
     def queue(self, job: Gang, rank: Rank, hello: Hello) -> None:
         """Put the process that said ``hello`` in line for the place of ``rank``, which another process has.
@@ -65,7 +66,7 @@ class RankProcesses:
         if not fresh or hello.pid == rank.pid:
             raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}), process {hello.pid}")
         job.processes.queue((*_without(job.processes.line, rank.number, hello.pid), hello))
-        self._core.order(Tell(job.id, rank.number, Queued(behind=rank.pid), pid=hello.pid))
+        self._state.order(Tell(job.id, rank.number, Queued(behind=rank.pid), pid=hello.pid))
 
     def let_beside(self, job: Gang) -> None:
         """Let children in line train beside the only rank of ``job``, if that rank is on its device."""
@@ -80,17 +81,17 @@ class RankProcesses:
     def stay_beside(self, job: Gang, rank: Rank, hello: Hello) -> None:
         """Let a child process train beside ``rank``, under the present lease of ``job``."""
         job.processes.stay_beside((*_without(job.processes.beside, hello.rank, hello.pid), hello))
-        self._core.order(Tell(job.id, rank.number, Beside(behind=rank.pid), pid=hello.pid))
-        self._core.order(Notice("beside", job.id, {"process": hello.pid, "rank": rank.pid}))
+        self._state.order(Tell(job.id, rank.number, Beside(behind=rank.pid), pid=hello.pid))
+        self._state.order(Notice("beside", job.id, {"process": hello.pid, "rank": rank.pid}))
 
     def keep(self, job: Gang, now: float) -> None:
         """Let ``job`` stay on its devices for now, since processes train beside its rank; tell the policy."""
         job.refusals.suspend.failed(now)
-        timeouts.plan_with_present(self._core, job, now)
+        stay(self._state, job)
 
     def replace(self, job: Gang, rank: Rank, hello: Hello, now: float) -> None:
         """Replace the only rank's process, which has not trained, by the process that said ``hello``."""
-        self._core.order(Tell(job.id, rank.number, Replaced(), pid=rank.pid))
+        self._state.order(Tell(job.id, rank.number, Replaced(), pid=rank.pid))
         self._free_places(job, now, (hello,))
 
     def begin_anew(self, job: Gang, hello: Hello, now: float) -> None:
@@ -109,7 +110,7 @@ class RankProcesses:
             job.processes.queue(tuple(others))
             self.replace(job, rank, first, now)
         else:
-            self._core.tell(job, rank.number, Withdraw(epoch=job.epoch))
+            self._state.tell(job, rank.number, Withdraw(epoch=job.epoch))
 
     def withdrawn(self, job: Gang, rank: Rank, now: float) -> None:
         """Free the place that the process of ``rank`` gave up, and the devices if no process follows.
@@ -146,14 +147,14 @@ class RankProcesses:
         left_by_itself = rank.phase is RankPhase.LEAVING
         rank.end()
         if job.state.ended or job.relocation.ending:
-            self._core.close_if_gone(job, now)
+            close_if_gone(self._state, job, now)
         elif job.state is JobState.RELAUNCHING:
-            restarts.relaunch_if_gone(self._core, job, now)
+            restarts.relaunch_if_gone(self._state, job, now)
         elif len(job.ranks) > 1 and not left_by_itself and not event.unseen:
-            self._core.end(job, Trigger.FAIL, f"rank {event.rank} died", now, Kind.INFRASTRUCTURE)
+            end(self._state, job, Trigger.FAIL, f"rank {event.rank} died", now, Kind.INFRASTRUCTURE)
         else:
-            self._core.reports.dismiss_waiting(job)
-            self._core.settle(job, now)
+            dismiss_waiting(self._state, job)
+            settle(self._state, job, now)
             if not job.state.ended and not job.there():
                 self._free_places(job, now)
 
@@ -163,12 +164,11 @@ class RankProcesses:
         job.processes.stay_beside(_without(beside, event.rank, event.pid))
         if beside and not job.processes.beside:
             job.refusals.suspend.succeeded()
-            self._core.reconcile_later(job)
+            self._state.reconcile_later(job)
 
     def give_up_devices(self, job: Gang, now: float) -> None:
         """Take the devices from ``job``, which has no process, and withhold it until processes come."""
         self._leave(job, now)
-        self._withhold(job, now)
 
     def _free_places(self, job: Gang, now: float, first: tuple[Hello, ...] = ()) -> None:
         """Free all places of ``job``, then give them to the next processes.
@@ -177,7 +177,7 @@ class RankProcesses:
         """
         places.free(job, now)
         job.history.append((now, "no process left"))
-        self._core.reconcile_later(job)
+        self._state.reconcile_later(job)
         if job.lease and (job.state is JobState.SUSPENDING or job.spec.joined):
             self._leave(job, now)
         if job.state.ended:
@@ -191,24 +191,18 @@ class RankProcesses:
                 self.enter(job, rank, hello, now)
             else:
                 self.queue(job, rank, hello)
-        if job.processes.idle_since_s is not None and not job.lease:
-            self._withhold(job, now)
+        self._state.touch(job)
 
     def _leave(self, job: Gang, now: float) -> None:
         """Take the devices from ``job``, which has nothing on them; end the job if all its steps are made."""
         job.stand_still()
         job.move(Trigger.EMPTY, now)
-        self._core.vacate(job)
-        self._core.planning.parked(job, now)
+        self._state.vacate(job)
+        self._state.tell_allocation(News.PARKED, job)
         job.forget_width()  # the next processes have no state, and may be on any devices
-        self._core.order(Notice("idle", job.id, {"steps": job.steps}))
+        self._state.order(Notice("idle", job.id, {"steps": job.steps}))
         if job.reached_max_steps:
-            self._core.end(job, Trigger.SUCCEED, f"it has made its {job.spec.max_steps} steps", now)
-
-    def _withhold(self, job: Gang, now: float) -> None:
-        """Withdraw ``job`` from the policy, or end its trial, until its processes are there."""
-        if not job.state.ended and (job.borrowed or self._core.planning.knows(job)):
-            self._core.planning.withhold(job, now)
+            end(self._state, job, Trigger.SUCCEED, f"it has made its {job.spec.max_steps} steps", now)
 
     def _follow(self, job: Gang, now: float) -> None:
         """Start the new processes of ``job`` on the devices that it still has from its earlier processes.
@@ -219,8 +213,7 @@ class RankProcesses:
         job.move(Trigger.FOLLOW, now)
         job.begin_epoch()
         job.refusals.resume.succeeded()
-        for rank in job.present(RankPhase.PARKED):
-            self._core.resume_rank(job, rank.number)
+        resume_parked(self._state, job)
 
 
 def _without(line: tuple[Hello, ...], rank: int, pid: int) -> tuple[Hello, ...]:

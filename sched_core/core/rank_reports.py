@@ -24,14 +24,13 @@ from gpuslice.wire import (
     Suspended,
     Withdrawn,
 )
-from gpuslice.wire import Suspend as SuspendMessage
 
-from . import timeouts
-from .contract import CoreContract
 from .events import Notice
+from .job_steps import begin, call_off, end, finish, settle, stay
+from .rank_orders import NEVER, aim, dismiss_waiting, resume_rank, tell_to_stop
+from .rank_processes import RankProcesses
+from .state import News, State
 
-#: A ``stop_at`` that no rank ever reaches. It calls a suspend off.
-NEVER = 2**62
 #: A job fails when its resume was refused so often in a row.
 MAX_RESUME_REFUSALS = 5
 #: A job stays on its devices, until the policy plans anew, when its suspend was refused so often in a row.
@@ -45,12 +44,16 @@ class RankReports:
 
     Parameters
     ----------
-    core
-        The core that this object is a part of.
+    state
+        The facts that all parts of the core share.
+    processes
+        The part that assigns processes to ranks.
+    needs_durations
+        True if the policy wants to know how long jobs run.
     """
 
-    def __init__(self, core: CoreContract) -> None:
-        self._core = core
+    def __init__(self, state: State, processes: RankProcesses, *, needs_durations: bool = False) -> None:
+        self._state, self._processes, self._needs_durations = state, processes, needs_durations
 
     def take(self, job: Gang, number: int, message: FromAgent, now: float) -> None:
         """Act on ``message`` of rank ``number``; drop it if its epoch is over or the job has ended.
@@ -80,11 +83,10 @@ class RankReports:
                 job.peak_bytes = max(job.peak_bytes, message.peak_bytes)
                 self._note_where_it_began(job, rank, message.went_on_from)
                 self._time(job, now)
-                self._core.trials.check_progress(job, now)
                 if job.processes.line:
-                    self._core.processes.let_beside(job)
+                    self._processes.let_beside(job)
                 if job.reached_max_steps:
-                    self._core.finish(job, now)
+                    finish(self._state, job, now)
             case Profiled():
                 if job.spec.skew is None and message.nbytes:
                     job.skew = min(1.0, message.largest_bytes / message.nbytes)
@@ -97,20 +99,12 @@ class RankReports:
             case Refused():
                 self._refused(job, rank, message, now)
             case Withdrawn():
-                self._core.processes.withdrawn(job, rank, now)
+                self._processes.withdrawn(job, rank, now)
             case Bye():
                 self._advance(job, rank, now, message.boundary, message.step)
                 rank.leave()
-                self.dismiss_waiting(job)
-                self._core.settle(job, now)
-
-    def dismiss_waiting(self, job: Gang) -> None:
-        """Let the ranks that wait end, too, if all ranks that train have ended."""
-        if not all(rank.phase in (RankPhase.LEAVING, RankPhase.GONE) for rank in job.members):
-            return
-        for rank in job.waiting_ranks():
-            rank.leave()
-            self._core.tell(job, rank.number, Dismiss(epoch=job.epoch))
+                dismiss_waiting(self._state, job)
+                settle(self._state, job, now)
 
     def _note_where_it_began(self, job: Gang, rank: Rank, boundary: int) -> None:
         """Send a notice of the snapshot a job continues from, once all ranks that keep state named it."""
@@ -119,32 +113,7 @@ class RankReports:
         rank.went_on(boundary)
         if boundary and {one.went_on_from for one in job.members[: job.keepers]} == {boundary}:
             details = {"attempt": job.attempt + 1, "boundary": boundary}
-            self._core.order(Notice("went_on", job.id, details))
-
-    def aim(self, job: Gang, stop_at: int) -> None:
-        """Make the gang stop at ``stop_at``. Ranks that have parked at an earlier boundary go on."""
-        job.asked.aim(stop_at)
-        for rank in job.training():
-            if rank.phase is RankPhase.PARKED:
-                if rank.boundary >= stop_at:
-                    continue
-                self._core.resume_rank(job, rank.number)
-            self._tell_to_stop(job, rank)
-
-    def _tell_to_stop(self, job: Gang, rank: Rank) -> None:
-        self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=job.asked.stop_at))
-
-    def call_off(self, job: Gang, now: float) -> None:
-        """Cancel the suspend of ``job``: its ranks go on, and ranks that have parked come back."""
-        job.move(Trigger.STAY, now)
-        self.aim(job, NEVER)
-        self._core.reconcile_later(job)
-        self._core.settle(job, now)
-
-    def let_run_to_the_end(self, job: Gang) -> None:
-        """Cancel the suspend of ``job``, which is told to end: parked ranks could save nothing."""
-        for rank in job.there():
-            self._core.tell(job, rank.number, SuspendMessage(epoch=job.epoch, stop_at=NEVER, ending=True))
+            self._state.order(Notice("went_on", job.id, details))
 
     def _time(self, job: Gang, now: float) -> None:
         """Measure how long a step of ``job`` takes, if its number of steps is known and its progress counts.
@@ -157,19 +126,19 @@ class RankReports:
         known = job.step_time.step_s is not None
         if job.step_time.note(job.steps, job.progress_at(now)):
             details = {"step": job.steps, "after_s": now - job.spec.submit_s}
-            self._core.order(Notice("first_step", job.id, details))
-        planning, step_s = self._core.planning, job.step_time.step_s
-        if planning.needs_durations and step_s is not None and not known:
-            self._core.order(Notice("timed", job.id, {"step_s": step_s}))
-            planning.due = True
+            self._state.order(Notice("first_step", job.id, details))
+        step_s = job.step_time.step_s
+        if self._needs_durations and step_s is not None and not known:
+            self._state.order(Notice("timed", job.id, {"step_s": step_s}))
+            self._state.plan_due = True
 
     def _hello(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
         if _begins_anew(job, rank, message):
-            self._core.processes.begin_anew(job, message, now)
+            self._processes.begin_anew(job, message, now)
             return
         if rank.phase is RankPhase.LEAVING and message.pid == rank.pid:
             if rank not in job.members:
-                self._core.tell(job, rank.number, Dismiss(epoch=job.epoch))
+                self._state.tell(job, rank.number, Dismiss(epoch=job.epoch))
             return  # its Bye is known
         again = rank.phase in (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
         if not job.command.launched or message.world_size != len(job.ranks):
@@ -177,15 +146,15 @@ class RankReports:
         if again and message.pid == rank.pid:
             self._hello_again(job, rank, message, now)
         elif any(hello.pid == message.pid for hello in job.processes.beside):
-            self._core.processes.stay_beside(job, rank, message)
+            self._processes.stay_beside(job, rank, message)
         elif message.replaces and message.replaces == rank.pid and not (again and rank.step):
             if not again or len(job.ranks) > 1:
                 raise job.illegal(f"a process beside process {rank.pid}, which started it")
-            self._core.processes.replace(job, rank, message, now)
+            self._processes.replace(job, rank, message, now)
         elif rank.phase is RankPhase.ABSENT:
-            self._core.processes.enter(job, rank, message, now)
+            self._processes.enter(job, rank, message, now)
         else:
-            self._core.processes.queue(job, rank, message)
+            self._processes.queue(job, rank, message)
 
     def _hello_again(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
         """Restore what was lost with the connection of ``rank``: the last orders, or the rank's last report.
@@ -204,38 +173,37 @@ class RankReports:
             if not message.parked or (present and stopping and message.boundary > rank.boundary):
                 rank.arrive()  # its Resumed was lost
             else:
-                self._core.resume_rank(job, rank.number)
+                resume_rank(self._state, job, rank.number)
         elif rank.phase is RankPhase.PARKED and not message.parked:
             if not _told_to_come(job, rank):
                 raise job.illegal(f"Hello of rank {rank.number}, which runs though it is parked")
             rank.arrive()
         self._advance(job, rank, now, message.boundary)
         if stopping and rank.phase is not RankPhase.PARKED:
-            self._tell_to_stop(job, rank)
-        self._core.settle(job, now)
+            tell_to_stop(self._state, job, rank)
+        settle(self._state, job, now)
 
     def _stay(self, job: Gang, now: float) -> None:
         """Let ``job`` stay on its devices, since one of its ranks cannot leave; try again after a pause."""
-        self.call_off(job, now)
+        call_off(self._state, job, now)
         job.refusals.suspend.failed(now)
-        self._core.planning.settled(job)
+        self._state.tell_allocation(News.SETTLED, job)
         if job.refusals.suspend.failures >= MAX_SUSPEND_REFUSALS:
-            timeouts.plan_with_present(self._core, job, now)
+            stay(self._state, job)
 
     def _advance(self, job: Gang, rank: Rank, now: float, boundary: int, step: int = 0) -> None:
         rank.advance(boundary, step)
         if not job.processes.trains and (boundary or step):
-            self._core.begin(job, now)
-        self._core.planning.advanced(job)
+            begin(self._state, job, now)
 
     def _resumed(self, job: Gang, rank: Rank, message: Resumed, now: float) -> None:
         again = rank.phase is RankPhase.PARKED and _told_to_come(job, rank)
         if rank.phase is not RankPhase.COMING and not again:
             raise job.illegal(f"Resumed of rank {rank.number}, which is {rank.phase.value}")
         rank.arrive()
-        self._core.switch_costs.resumed(job, rank.number, message)
+        self._state.switch_costs.resumed(job, rank.number, message)
         self._advance(job, rank, now, message.boundary)
-        self._core.settle(job, now)
+        settle(self._state, job, now)
 
     def _suspended(self, job: Gang, rank: Rank, message: Suspended, now: float) -> None:
         if rank.phase in (RankPhase.PARKED, RankPhase.COMING) and message.boundary <= rank.boundary:
@@ -244,23 +212,21 @@ class RankReports:
         if rank.phase is not RankPhase.ON or not (job.state is JobState.SUSPENDING or called_off):
             raise job.illegal(f"Suspended of rank {rank.number}, which is {rank.phase.value}")
         rank.park(message)
-        if message.bound:
-            self._core.planning.bound_jobs.add(job)
         job.home = job.lease or job.home
         job.step_time.suspended()
-        self._core.switch_costs.parked(job, rank.number, message)
+        self._state.switch_costs.parked(job, rank.number, message)
         self._advance(job, rank, now, message.boundary, message.step)
         if called_off:
             if job.allows(Trigger.LATE_PARK):
                 job.move(Trigger.LATE_PARK, now)
                 job.stand_still()
-                self._core.reconcile_later(job)
-            self._core.resume_rank(job, rank.number)
+                self._state.reconcile_later(job)
+            resume_rank(self._state, job, rank.number)
         elif len(job.ranks) > 1 and message.boundary != job.asked.stop_at:
-            self.aim(job, max(job.asked.stop_at, message.boundary))
+            aim(self._state, job, max(job.asked.stop_at, message.boundary))
         elif len(job.ranks) == 1:
             job.asked.aim(message.boundary)
-        self._core.settle(job, now)
+        settle(self._state, job, now)
 
     def _overshot(self, job: Gang, rank: Rank, message: Overshot, now: float) -> None:
         if rank.phase is RankPhase.LEAVING:
@@ -270,7 +236,9 @@ class RankReports:
         self._advance(job, rank, now, message.boundary)
         if job.state is JobState.SUSPENDING and message.boundary >= job.asked.stop_at:
             # Odd distances, or a rank that cannot park at odd boundaries might be told of no other.
-            self.aim(job, message.boundary + 2 ** (min(job.asked.overshoots, _MOST_DOUBLINGS) + 1) - 1)
+            aim(
+                self._state, job, message.boundary + 2 ** (min(job.asked.overshoots, _MOST_DOUBLINGS) + 1) - 1
+            )
             job.asked.overshot()
 
     def _refused(self, job: Gang, rank: Rank, message: Refused, now: float) -> None:
@@ -287,14 +255,13 @@ class RankReports:
             if not job.refusals.resume.pauses(now):  # else another rank has refused the same try
                 job.refusals.resume.failed(now)
             if not message.retryable or job.refusals.resume.failures >= MAX_RESUME_REFUSALS:
-                self._core.end(
-                    job, Trigger.FAIL, f"it could not be resumed: {message.error}", now, Kind.RESOURCE
-                )
+                reason = f"it could not be resumed: {message.error}"
+                end(self._state, job, Trigger.FAIL, reason, now, Kind.RESOURCE)
                 return
         elif job.state is JobState.SUSPENDING:
             job.refusals.suspend_error = message.error
             self._stay(job, now)
-        self._core.reconcile_later(job)
+        self._state.reconcile_later(job)
 
 
 def _begins_anew(job: Gang, rank: Rank, hello: Hello) -> bool:

@@ -14,9 +14,10 @@ from gpuslice.sched_core.jobs.failures import Failure, Kind, classify, verdict
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
 
-from . import launching
-from .contract import CoreContract
 from .events import Kill, Notice
+from .launches import launch
+from .rank_orders import let_run_to_the_end
+from .state import State
 
 #: The pause before the second attempt, in seconds. It doubles with each attempt.
 BACK_OFF_S = 1.0
@@ -24,7 +25,7 @@ MAX_BACK_OFF_S = 60.0
 _MOST_DOUBLINGS = 10
 
 
-def close(core: CoreContract, job: Gang, now: float) -> None:
+def close(state: State, job: Gang, now: float) -> None:
     """Classify the failure of ``job``, whose processes are gone, and queue the job again if that may help."""
     failure = _judge(job)
     job.verdict.judge(failure)
@@ -43,18 +44,16 @@ def close(core: CoreContract, job: Gang, now: float) -> None:
         "attempt": job.attempt + 1,
         "restart_in_s": wait_s,
     }
-    core.order(Notice("failed" if job.tried else "trial_failed", job.id, details))
+    state.order(Notice("failed" if job.tried else "trial_failed", job.id, details))
     if wait_s is not None:
         if over_limit:
             job.grow()
         job.move(Trigger.RETRY, now)
         job.begin_again(now + wait_s)
-        core.planning.quotas.enter(job)
-        core.planning.return_later(job)
-        core.reconcile_later(job)
+        state.reconcile_later(job)
 
 
-def end_to_relaunch(core: CoreContract, job: Gang, now: float) -> None:
+def end_to_relaunch(state: State, job: Gang, now: float) -> None:
     """Tell ``job`` to end, so that its command can be started for another number of devices.
 
     The job has parked or has not begun. A script that gets SIGTERM for it has its state back, and may save
@@ -63,25 +62,25 @@ def end_to_relaunch(core: CoreContract, job: Gang, now: float) -> None:
     """
     job.move(Trigger.RELAUNCH, now)
     job.relocation.relaunch(now, loses_time=job.processes.trains)
-    core.switch_costs.forget(job)
-    core.order(Notice("relaunched", job.id, {"from": len(job.ranks), "to": len(job.wanted)}))
-    core.order(Kill(job.id, "it is started anew for other devices"))
-    core.reports.let_run_to_the_end(job)
-    relaunch_if_gone(core, job, now)
+    state.switch_costs.forget(job)
+    state.order(Notice("relaunched", job.id, {"from": len(job.ranks), "to": len(job.wanted)}))
+    state.order(Kill(job.id, "it is started anew for other devices"))
+    let_run_to_the_end(state, job)
+    relaunch_if_gone(state, job, now)
 
 
-def relaunch_if_gone(core: CoreContract, job: Gang, now: float) -> None:
+def relaunch_if_gone(state: State, job: Gang, now: float) -> None:
     """Start the command of ``job``, which was told to end for a relaunch, if no process of it is left."""
     if not job.processes_gone:
         return
-    core.vacate(job)
+    state.vacate(job)
     job.move(Trigger.RETRY, now)
     job.begin_elsewhere(now, ranks=len(job.wanted))
     if job.running:
         job.progress_from(inf)  # the job makes progress once its ranks are on their devices
     if not job.held:
-        launching.launch(core, job, now)
-    core.reconcile_later(job)
+        launch(state, job, now)
+    state.reconcile_later(job)
 
 
 def _judge(job: Gang) -> Failure:

@@ -22,8 +22,10 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState, Trigger
 
-from .contract import CoreContract
+from . import job_steps
 from .events import Notice, Plain
+from .rank_processes import RankProcesses
+from .state import State
 
 #: How long the ranks of a gang may take to come after the first, unless the owner wants late jobs ended.
 GANG_TIMEOUT_S = 300.0
@@ -66,10 +68,10 @@ def _gathers(job: Gang) -> bool:
     return waits and job.processes.first_hello_s is not None and not job.ready
 
 
-def handle_late(core: CoreContract, job: Gang, now: float) -> None:
+def handle_late(state: State, processes: RankProcesses, job: Gang, now: float) -> None:
     """Report that ``job`` is late, and end it or let it go on, as its owner wanted."""
     if job.processes.idle_since_s is not None and job.lease:
-        core.processes.give_up_devices(job, now)
+        processes.give_up_devices(job, now)
         return
     limit_s = _limit_s(job)
     job.lateness.report()
@@ -83,31 +85,16 @@ def handle_late(core: CoreContract, job: Gang, now: float) -> None:
     else:
         order = "suspend" if stopping else "resume"
         what = "reached no boundary" if stopping else "did not come back to its devices"
-    core.order(notice(job, order, now, kill=kill))
+    state.order(notice(job, order, now, kill=kill))
     job.history.append((now, f"late: {what}"))
     if kill:
         reason = f"it {what} within {limit_s:g} s"
-        core.end(job, Trigger.FAIL, reason, now, Kind.INFRASTRUCTURE)
+        job_steps.end(state, job, Trigger.FAIL, reason, now, Kind.INFRASTRUCTURE)
         return
     if places.idles(job) and job.state in (JobState.RUNNING, JobState.SUSPENDING):
-        core.processes.withdraw(job, now)
-    if job.state is JobState.SUSPENDING and plan_with_present(core, job, now):
-        core.reports.call_off(job, now)
-
-
-def plan_with_present(core: CoreContract, job: Gang, now: float) -> bool:
-    """Have the policy, or a trial that wants the devices, plan with the devices that ``job`` still holds.
-
-    Return False if the job must leave all the same: its owner holds it, or its tenant's quota has no room for
-    it.
-    """
-    if job.lent:
-        core.trials.avoid(job, now)
-    elif core.planning.knows(job):
-        core.planning.keep_current(job, now)
-    else:
-        return False
-    return True
+        processes.withdraw(job, now)
+    if job.state is JobState.SUSPENDING and job_steps.stay(state, job):
+        job_steps.call_off(state, job, now)
 
 
 def notice(job: Gang, order: str, now: float, *, kill: bool) -> Notice:

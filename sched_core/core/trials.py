@@ -16,8 +16,8 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState
 
 from . import timeouts
-from .contract import CoreContract
 from .events import Notice
+from .state import News, State
 
 
 class Trials:
@@ -25,16 +25,18 @@ class Trials:
 
     Parameters
     ----------
-    core
-        The core that this object is a part of.
+    state
+        The facts that all parts of the core share.
     """
 
-    def __init__(self, core: CoreContract) -> None:
-        self._core = core
+    def __init__(self, state: State) -> None:
+        self._state = state
         #: Jobs that wait for a trial, in order of arrival, jobs on trial, and jobs that lend; by id.
         self._waiting: dict[str, Gang] = {}
         self._trying: dict[str, Gang] = {}
         self._lenders: dict[str, Gang] = {}
+        #: A job that has just not left its devices, while others are chosen.
+        self._avoided: Gang | None = None
 
     def enter(self, job: Gang) -> None:
         """Let ``job``, which is ready, wait for its trial.
@@ -66,12 +68,14 @@ class Trials:
             if not set(job.borrowed).isdisjoint(late.lease):
                 self.leave(job, now)
                 self.enter(job)
+        self._avoided = late
         self.update(now)
+        self._avoided = None
 
-    def check_progress(self, job: Gang, now: float) -> None:
-        """End the trial of ``job``, which has reported, if it has made enough mini-batches."""
-        passed = min((rank.boundary for rank in job.training()), default=0)
-        if job.borrowed and passed > job.spec.trial_batches:
+    def look_at(self, job: Gang, now: float) -> None:
+        """End the trial of ``job`` if the job has made enough mini-batches."""
+        passed = min((rank.boundary for rank in job.training()), default=0) if job.borrowed else 0
+        if passed > job.spec.trial_batches:
             self._pass(job, now, Notice("trial_passed", job.id, {"batches": job.spec.trial_batches}))
 
     def update(self, now: float) -> None:
@@ -85,7 +89,7 @@ class Trials:
                 self._trying[job.id] = job
                 job.borrow(devices)
                 job.history.append((now, "trial"))
-                self._core.reconcile_later(job)
+                self._state.reconcile_later(job)
         if self._trying or self._lenders:
             self._lend(now)
 
@@ -100,8 +104,8 @@ class Trials:
     def _pass(self, job: Gang, now: float, notice: Notice) -> None:
         job.tried = True
         self.leave(job, now)
-        self._core.order(notice)
-        self._core.announce(job, now)
+        self._state.order(notice)
+        self._state.touch(job)
 
     def _choose(self, job: Gang) -> tuple[int, ...]:
         """Return the devices to borrow for ``job``, where least is disturbed; empty if there are too few."""
@@ -109,7 +113,7 @@ class Trials:
         if job.width:  # its trial was broken off, and where else it could go on is not known
             present = job.lease or job.home
             return present if taken.isdisjoint(present) else ()
-        free = FreeDevices.besides(self._core.relocations.cluster, taken)
+        free = FreeDevices.besides(self._state.nodes.cluster, taken)
         nodes = [list(devices) for devices in free.on_node]
         groups = nodes if job.within else [list(chain.from_iterable(nodes))]
         # The other devices of a chosen device's holders cost nothing more, so each first choice is tried.
@@ -129,29 +133,30 @@ class Trials:
             chosen.append(min(others, key=lambda device: (*self._harm((*chosen, device)), device)))
         return tuple(sorted(chosen))
 
-    def _harm(self, devices: tuple[int, ...]) -> tuple[int, int, int, int, float]:
+    def _harm(self, devices: tuple[int, ...]) -> tuple[int, int, int, int, int, float]:
         """Return what borrowing ``devices`` disturbs, as a sort key.
 
-        It counts the holders: those that were late to leave, those with guaranteed deadlines, all of them,
-        and those in transit. Last come the seconds to switch them.
+        It counts the holders: a job that has just not left its devices, those that were late, those with
+        guaranteed deadlines, all of them, and those in transit. Last come the seconds to switch them.
         """
-        found = {holder.id: holder for device in devices for holder in self._core.holders(device)}
+        found = {holder.id: holder for device in devices for holder in self._state.holders(device)}
         holders = found.values()
         return (
+            sum(holder is self._avoided for holder in holders),
             sum(holder.lateness.missed > 0 for holder in holders),
             sum(holder.guaranteed is True for holder in holders),
             len(holders),
             sum(holder.state in IN_TRANSIT for holder in holders),
-            sum(self._core.switch_costs.predict_s(holder) or 0.0 for holder in holders),
+            sum(self._state.switch_costs.predict_s(holder) or 0.0 for holder in holders),
         )
 
     def _lend(self, now: float) -> None:
         """Make the holders of borrowed devices lend them, and take earlier lenders back."""
         devices = [device for job in self._trying.values() for device in job.borrowed]
-        lenders = {holder.id: holder for device in devices for holder in self._core.holders(device)}
+        lenders = {holder.id: holder for device in devices for holder in self._state.holders(device)}
         for job in [job for job in self._lenders.values() if job.id not in lenders]:
             job.take_back(now)
-            self._core.planning.begun(job)
+            self._state.tell_allocation(News.BEGUN, job)
             self._changed(job)
         for job in [job for job in lenders.values() if job.id not in self._lenders]:
             job.lend()
@@ -160,4 +165,4 @@ class Trials:
 
     def _changed(self, job: Gang) -> None:
         if not job.state.ended:
-            self._core.reconcile_later(job)
+            self._state.reconcile_later(job)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 from gpuslice.sched_core.jobs.gang import Gang
 
 
@@ -20,9 +18,9 @@ class BoundJobs:
         """Add ``job``, which has parked and can resume only on the devices that it left."""
         self._jobs[job.id] = job
 
-    def planned_elsewhere(self, eligible: Container[str]) -> list[Gang]:
-        """Return the ``eligible`` jobs that are to run where they cannot resume, in order of arrival."""
+    def away_from_home(self) -> list[Gang]:
+        """Return the jobs that are to run by the plan where they cannot resume, in order of arrival."""
         for job in [job for job in self._jobs.values() if job.state.ended or not job.bound]:
             del self._jobs[job.id]
-        found = [job for job in self._jobs.values() if job.id in eligible and job.away_from_home]
+        found = [job for job in self._jobs.values() if job.shown and job.away_from_home]
         return sorted(found, key=lambda job: job.number)

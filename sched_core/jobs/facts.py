@@ -112,6 +112,8 @@ class Processes(msgspec.Struct):
     ----------
     trains
         True if they have reached their first boundary.
+    cut_off
+        True if the node of one of them was lost. Another attempt starts other processes.
     first_hello_s
         When the first of them said Hello. None before.
     idle_since_s
@@ -124,6 +126,7 @@ class Processes(msgspec.Struct):
     """
 
     trains: bool = False
+    cut_off: bool = False
     first_hello_s: float | None = None
     idle_since_s: float | None = None
     former_steps: int = 0
@@ -134,6 +137,10 @@ class Processes(msgspec.Struct):
         """Note when the first of the processes said Hello."""
         if self.first_hello_s is None:
             self.first_hello_s = now
+
+    def lose_node(self) -> None:
+        """Note that the node of one of the processes is lost."""
+        self.cut_off = True
 
     def complete(self) -> None:
         """Note that all ranks have a process."""
@@ -157,7 +164,7 @@ class Processes(msgspec.Struct):
 
     def renew(self) -> None:
         """Forget all processes: another attempt begins."""
-        self.trains, self.first_hello_s, self.idle_since_s = False, None, None
+        self.trains, self.cut_off, self.first_hello_s, self.idle_since_s = False, False, None, None
         self.former_steps, self.line, self.beside = 0, (), ()
 
 
@@ -236,6 +243,8 @@ class Relocation(msgspec.Struct):
     left_s, gone_s
         When the last relocation or relaunch began, and when its processes were gone. None once the job trains
         again, and if it had not trained before.
+    insisted
+        True if its owner wants it on the devices that it goes to. It trains there, or waits for its state.
     stays
         True if its state could not be brought to another node: it trains where the state is before it leaves.
     moves, again_s
@@ -243,6 +252,7 @@ class Relocation(msgspec.Struct):
     """
 
     ending: bool = False
+    insisted: bool = False
     left_s: float | None = None
     gone_s: float | None = None
     stays: bool = False
@@ -270,6 +280,10 @@ class Relocation(msgspec.Struct):
         """Note that the processes are gone since ``now``, and the job stands still since ``left_s``."""
         self.left_s, self.gone_s = left_s, now
 
+    def insist(self, *, insisted: bool) -> None:
+        """Note whether the owner wants the job on the devices that it goes to."""
+        self.insisted = insisted
+
     def arrived(self) -> None:
         """Note that the job trains again: the move is over."""
         self.left_s = self.gone_s = None
@@ -280,7 +294,7 @@ class Relocation(msgspec.Struct):
 
     def trained(self) -> None:
         """Note that the job trains: it may be moved again."""
-        self.stays, self.moves, self.again_s = False, 0, 0.0
+        self.insisted, self.stays, self.moves, self.again_s = False, False, 0, 0.0
 
     def _count(self, now: float) -> None:
         if self.moves:

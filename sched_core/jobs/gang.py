@@ -17,6 +17,7 @@ from .rank import Rank, RankPhase
 from .refusals import Refusals
 from .states import TRANSITIONS, JobState, Trigger
 from .step_time import StepTime
+from .targets import claim_on
 from .wait_reasons import Since
 
 _HISTORY = 40
@@ -43,6 +44,8 @@ class Gang(AccountedJob):
         Devices its owner wants it moved to, until that has been done; empty when none.
     held
         True if its owner keeps it from running. The policy does not see it then.
+    shown
+        True if the policy may choose it.
     asked, lateness
         The stop that it was told to make last; how often it was late with what it was told.
     refusals
@@ -82,7 +85,7 @@ class Gang(AccountedJob):
         *("asked", "attempt", "borrowed", "command", "deadline_missed", "fair_share_s", "finishing"),
         *("fragmentation_s", "given_up", "held", "history", "home", "lateness", "lease", "lent", "nodes"),
         *("not_before_s", "processes", "program", "ranks", "refusals", "relaunches", "relocation"),
-        *("requested_devices", "state", "state_nodes", "step_time", "switch", "tried", "verdict"),
+        *("requested_devices", "shown", "state", "state_nodes", "step_time", "switch", "tried", "verdict"),
         *("waits_since", "width", "world"),
     )
 
@@ -98,7 +101,7 @@ class Gang(AccountedJob):
         self.nodes: tuple[int, ...] = ()
         self.state_nodes: tuple[int, ...] = ()
         self.requested_devices: tuple[int, ...] = ()
-        self.held = self.lent = self.given_up = self.finishing = self.deadline_missed = False
+        self.held = self.lent = self.shown = self.given_up = self.finishing = self.deadline_missed = False
         self.command, self.processes, self.relocation = Command(), Processes(), Relocation()
         self.asked, self.lateness, self.verdict, self.switch = Asked(), Lateness(), Verdict(), Switch()
         self.refusals = Refusals()
@@ -111,10 +114,18 @@ class Gang(AccountedJob):
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """The devices that the job should be on now: by the policy's plan, or by a trial."""
-        if self.borrowed:
-            return self.borrowed
-        return self.placement if self.running and not self.lent else ()
+        """The devices that the job should be on now (``targets``). Empty if it should have none."""
+        return claim_on(self).devices(self)
+
+    @property
+    def withdrawn(self) -> bool:
+        """True if the policy must not see the job, which has no part of its tenant's quota (``targets``)."""
+        return claim_on(self).withdraws
+
+    @property
+    def between_trainings(self) -> bool:
+        """True if the job has no process and no device, though its command goes on."""
+        return self.processes.idle_since_s is not None and not self.lease
 
     @property
     def placed(self) -> bool:
@@ -183,6 +194,10 @@ class Gang(AccountedJob):
     def steps(self) -> int:
         """The optimizer steps that this attempt has made, in all of its trainings."""
         return self.processes.former_steps + max(rank.step for rank in self.ranks)
+
+    def show(self, *, shown: bool) -> None:
+        """Note whether the policy may choose the job from now on."""
+        self.shown = shown
 
     def assign(self, devices: tuple[int, ...]) -> None:
         """Note that the policy's plan puts the job on ``devices``."""

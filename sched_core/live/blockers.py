@@ -55,9 +55,9 @@ class Blockers:
         return Facts(**facts)
 
     def _of_processes(self, job: Gang) -> dict[str, Any]:
-        relocations = self._core.relocations
+        nodes = self._core.state.nodes
         absent = tuple(rank.number for rank in job.present(RankPhase.ABSENT))
-        origin = relocations.origin(job) if job.command.stage is Stage.BRINGING else ()
+        origin = nodes.origin(job) if job.command.stage is Stage.BRINGING else ()
         return {
             "id": job.id,
             "state": job.state,
@@ -73,7 +73,7 @@ class Blockers:
             "ending": job.command.launched and not absent and not job.training(),
             "idle": job.processes.idle_since_s is not None,
             "relocating": job.relocation.ending,
-            "on": self._nodes(relocations.named(job.nodes)),
+            "on": self._nodes(nodes.named(job.nodes)),
             "state_from": self._nodes(origin),
             "stranded": bool(job.command.unreachable),
             "lost_processes": self._lost(job.nodes),
@@ -112,7 +112,7 @@ class Blockers:
 
     def _of_waiting(self, job: Gang) -> dict[str, Any]:
         """Return the facts on the policy and the devices for ``job``, which has no devices."""
-        core, planning = self._core, self._core.planning
+        core, planning = self._core, self._core.allocation.planning
         nodes = self._confined_to(job)
         usable = self._usable if nodes is None else [d for d in self._usable if self._node(d) in nodes]
         taken, free = self._everywhere if nodes is None and not job.running else self._split(usable, job)
@@ -123,8 +123,8 @@ class Blockers:
             "demand": job.least,
             "quota": self._quota(job),
             "tenant": job.spec.tenant,
-            "over_share": planning.waits.is_over_share(job),
-            "trial_waits": core.trials.waits(job),
+            "over_share": core.allocation.waits.is_over_share(job),
+            "trial_waits": core.allocation.trials.waits(job),
             "tried": tuple(self._trials(job)),
             "lent_to": tuple(self._borrowers(job)) if job.lent else (),
             "blocked": self._blocked(job),
@@ -133,11 +133,11 @@ class Blockers:
             "computes": planning.computations.unanswered is not None,
             "bound_to": self._bound_to(job, len(free)),
             "within": () if nodes is None else tuple(map(self._node_name, sorted(nodes))),
-            "lost": self._lost(self._core.relocations.lost_since_s),
+            "lost": self._lost(self._core.state.nodes.lost_since_s),
             "size": len(usable),
             "free": free,
             "taken": taken,
-            "started_before": () if job.command.launched else tuple(core.prestart.started),
+            "started_before": () if job.command.launched else tuple(core.allocation.prestart.started),
             "queued_before": self._queued_before(job),
             "memory": self._memory(job, usable),
         }
@@ -155,22 +155,22 @@ class Blockers:
 
     def _use(self, job: Gang | None, device: int) -> Use | None:
         """Return the jobs that have or get ``device``. None if it is free, or reserved for ``job`` alone."""
-        occupants = tuple(self._core.occupants[device])
+        occupants = tuple(self._core.state.occupants[device])
         if occupants:
             return Use(self._device_names[device], occupants)
-        holders = tuple(other.id for other in self._core.holders(device) if other is not job)
+        holders = tuple(other.id for other in self._core.state.holders(device) if other is not job)
         return Use(self._device_names[device], holders, used=False) if holders else None
 
     def _blocked(self, job: Gang) -> Blocked | None:
         """Return a device that ``job`` is to have and cannot enter yet, and the job that is on it."""
-        found = self._core.reconciliation.blocker(job)
+        found = self._core.state.blocker(job)
         if found is None:
             return None
         device, other = found
         return Blocked(self._device_names[device], other.id, self.why(other) or "")
 
     def _quota(self, job: Gang) -> Quota | None:
-        quotas, tenant = self._core.planning.quotas, job.spec.tenant
+        quotas, tenant = self._core.allocation.quotas, job.spec.tenant
         if not quotas.keeps_out(job):
             return None
         inside = quotas.inside(tenant)
@@ -178,12 +178,12 @@ class Blockers:
         return Quota(tenant, quotas.limits[tenant], used, tuple(inside), quotas.next_outside(tenant))
 
     def _trials(self, job: Gang) -> Iterable[Use]:
-        for other in self._core.trials.tried:
+        for other in self._core.allocation.trials.tried:
             for device in other.borrowed:
                 yield Use(self._device_names[device], (other.id,))
 
     def _borrowers(self, job: Gang) -> Iterable[str]:
-        for other in self._core.trials.tried:
+        for other in self._core.allocation.trials.tried:
             if not set(other.borrowed).isdisjoint(job.placement):
                 yield other.id
 
@@ -201,10 +201,9 @@ class Blockers:
 
     def _confined_to(self, job: Gang) -> set[int] | None:
         """Return the nodes that ``job`` must be on. Return None if it may be on all nodes."""
-        relocations = self._core.relocations
         if job.within:
             nodes = set(job.within)
-        elif job.width and not relocations.can_leave(job):
+        elif job.width and not self._core.state.nodes.can_leave(job):
             nodes = set(job.nodes)
         else:
             return None
@@ -212,12 +211,12 @@ class Blockers:
 
     def _memory(self, job: Gang, usable: Sequence[int]) -> Memory | None:
         """Return the memory that ``job`` needs beside another, if the policy packs and no device has it."""
-        total = self._core.device_memory_bytes
+        total = self._core.state.device_memory_bytes
         needs = _memory_bytes(job)
-        if not (total and needs and self._core.planning.throughput.packs and job.demand == 1):
+        if not (total and needs and self._core.allocation.throughput.packs and job.demand == 1):
             return None
         left = {
-            device: total - sum(map(_memory_bytes, self._core.occupants[device].values()))
+            device: total - sum(map(_memory_bytes, self._core.state.occupants[device].values()))
             for device in usable
         }
         best = max(left, key=lambda device: left[device], default=None)
@@ -226,20 +225,20 @@ class Blockers:
         return Memory(needs, self._device_names[best], max(0, left[best]))
 
     def _queued_before(self, job: Gang) -> int:
-        level = self._core.planning.level(job)
+        level = self._core.allocation.planning.level(job)
         return 0 if level is None else sum(n for other, n in self._levels.items() if other < level)
 
     @cached_property
     def _levels(self) -> Counter[int]:
         """The number of waiting jobs in each queue of the policy."""
-        planning = self._core.planning
-        waiting = (job for job in self._core.jobs.values() if planning.knows(job) and not job.running)
+        planning = self._core.allocation.planning
+        waiting = (job for job in self._core.jobs.values() if job.shown and not job.running)
         return Counter(level for job in waiting if (level := planning.level(job)) is not None)
 
     @cached_property
     def _usable(self) -> list[int]:
         """The devices of nodes that are not lost."""
-        lost = self._core.relocations.lost_since_s
+        lost = self._core.state.nodes.lost_since_s
         return [device for device in range(len(self._core.devices)) if self._node(device) not in lost]
 
     @cached_property
@@ -251,15 +250,15 @@ class Blockers:
         return len({device.node for device in self._core.devices})
 
     def _node(self, device: int) -> int:
-        return self._core.relocations.of((device,))[0]
+        return self._core.state.nodes.of((device,))[0]
 
     def _lost(self, nodes: Iterable[int]) -> tuple[Lost, ...]:
-        lost = self._core.relocations.lost_since_s
+        lost = self._core.state.nodes.lost_since_s
         found = sorted(set(nodes) & lost.keys())
         return tuple(Lost(self._node_name(node), self._now_s - lost[node]) for node in found)
 
     def _node_name(self, node: int) -> str:
-        return _node_words(self._core.relocations.named((node,))[0])
+        return _node_words(self._core.state.nodes.named((node,))[0])
 
     def _nodes(self, names: Iterable[str]) -> str:
         """Return ``names`` of nodes in words. Return an empty text if there is only one node."""

@@ -161,7 +161,7 @@ class JobHistory:
         for name in list(touched):  # a device may have passed on without an order
             if (account := self.accounts.get(name)) is not None:
                 devices = account.phase.devices
-                touched |= {other: None for device in devices for other in self._core.occupants[device]}
+                touched |= {other: None for device in devices for other in self._core.state.occupants[device]}
         for name in touched:
             job, account = self._core.jobs[name], self.accounts.get(name)
             if account is None:

@@ -32,7 +32,9 @@ from gpuslice.sched_core.core.events import (
     RankGone,
     StateWaits,
 )
-from gpuslice.sched_core.core.launching import KILLED, listed
+from gpuslice.sched_core.core.launches import bring
+from gpuslice.sched_core.core.launching import KILLED
+from gpuslice.sched_core.core.node_map import listed
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.facts import Stage
 from gpuslice.sched_core.jobs.gang import Gang
@@ -169,7 +171,7 @@ class JobProcesses:
             if not job.processes_gone and job.attempt == attempt:
                 self._find(job, tuple(dict.fromkeys(self._nodes_of(job))))
                 if _waits_for(job, attempt, Stage.BRINGING):
-                    self._bring(launching.bring(self._core, job))
+                    self._bring(bring(self._core.state, job))
 
     def _find(self, job: Gang, nodes: tuple[str, ...]) -> None:
         """Look for what the present attempt of ``job`` has on ``nodes``, and go on from there."""
@@ -179,14 +181,14 @@ class JobProcesses:
                 return  # that was the last of it
             if job.command.stage in _BEFORE_START:
                 self._go_on(job, node)
-            elif node in self._core.relocations.lost:
+            elif node in self._core.state.nodes.lost:
                 self._give_up(job, node)
             else:
                 self._node(node).find(self._sought(job, node))
 
     def _go_on(self, job: Gang, node: str) -> None:
         """Ask ``node`` for the port that ``job`` waits for. End the command if it is not to be started."""
-        lost = f"gpuslice: node {node} was lost" if node in self._core.relocations.lost else ""
+        lost = f"gpuslice: node {node} was lost" if node in self._core.state.nodes.lost else ""
         if lost or job.told_to_end:
             if self._transfers is not None:
                 self._transfers.cancel(job.id)
@@ -230,7 +232,7 @@ class JobProcesses:
             # While nothing was heard of them they may have been started elsewhere.
             for name in set(node.running) - {job.id for job in ours}:
                 node.end(name, grace_s=0.0)
-        if node.name in self._core.relocations.lost:
+        if node.name in self._core.state.nodes.lost:
             if node.joined:
                 self._occur(NodeFound(node.name))
         elif not node.joined:
@@ -276,7 +278,7 @@ class JobProcesses:
 
     def _nodes_of(self, job: Gang) -> tuple[str, ...]:
         """Return the node of each rank of ``job``."""
-        return self._core.relocations.named(job.nodes)
+        return self._core.state.nodes.named(job.nodes)
 
     def _node(self, name: str) -> Node:
         return self._remote.nodes[name] if name and self._remote is not None else self._local

@@ -145,7 +145,7 @@ class Scheduler:
         self.restore_core: Callable[[], object] = lambda: None
         self._meter = ThroughputMeter(core)
         self._rejections = Rejections()
-        self._slow_decisions = SlowDecisions(core.planning.policy)
+        self._slow_decisions = SlowDecisions(core.allocation.planning.policy)
         self._wake_s: float | None = None
         private_directory(directory, option="--state-dir", parents=True, by_link=True)
         self._lock = lock(directory / LOCK)
@@ -224,7 +224,7 @@ class Scheduler:
     def limit_prestart(self, jobs: int) -> None:
         """Set how many jobs may be started beyond those that run, from now on."""
         event = Limited(jobs)
-        if self.core.prestart.limit != jobs and self.now() >= self._rejections.again_s(event):
+        if self.core.allocation.prestart.limit != jobs and self.now() >= self._rejections.again_s(event):
             self._occur(event)
 
     def apply_request(self, request: OwnerRequest) -> None:
@@ -244,7 +244,7 @@ class Scheduler:
                 if isinstance(command, WakeAt):
                     self._wake_s = command.when_s
         self._processes.find_all()
-        if (left := self.core.planning.computations.unanswered) is not None:
+        if (left := self.core.allocation.planning.computations.unanswered) is not None:
             self._perform(left)
 
     def set_aside(self, noted: Iterable[Noted]) -> None:

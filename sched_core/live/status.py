@@ -46,7 +46,7 @@ class Overview:
         policy, pid = self._about
         devices = [
             DeviceInfo(name=str(name), jobs=tuple(occupants))
-            for name, occupants in zip(self._core.devices, self._core.occupants, strict=True)
+            for name, occupants in zip(self._core.devices, self._core.state.occupants, strict=True)
         ]
         jobs = list(self._core.jobs.values())
         return SchedulerStatus(
@@ -76,10 +76,10 @@ class Overview:
         account = self._job_history.accounts[job.id]
         then_s = now_s if job.verdict.ended_s is None else job.verdict.ended_s
         executed_s = job.executed_at(then_s)
-        delays = self._core.planning.waits.delays(job, now_s)
+        delays = self._core.allocation.waits.delays(job, now_s)
         steps = job.steps
-        others = {name: None for device in job.lease for name in self._core.occupants[device]}
-        slower = self._core.planning.throughput.slowdown(job) if len(others) > 1 else None
+        others = {name: None for device in job.lease for name in self._core.state.occupants[device]}
+        slower = self._core.allocation.throughput.slowdown(job) if len(others) > 1 else None
         return JobInfo(
             id=job.id,
             state=job.state.value,
@@ -90,7 +90,7 @@ class Overview:
             tenant=job.spec.tenant,
             weight=job.spec.weight,
             memory_bytes=job.spec.device_memory_bytes or None,
-            level=self._core.planning.level(job),
+            level=self._core.allocation.planning.level(job),
             steps=steps,
             total_steps=job.spec.steps or None,
             steps_per_s=_steps_per_s(job, steps, executed_s),

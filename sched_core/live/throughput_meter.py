@@ -61,7 +61,7 @@ class ThroughputMeter:
         job, message = self._core.jobs[event.job], event.message
         if not isinstance(message, Progress | Suspended) or message.epoch != job.epoch:
             return None
-        if not self._core.planning.throughput.wanted(job):
+        if not self._core.allocation.throughput.wanted(job):
             return None
         mark = self._marks.get(job.id)
         if isinstance(message, Suspended):
@@ -107,7 +107,7 @@ class ThroughputMeter:
 
     def _least_s(self, job: Gang, mark: _Mark, now: float) -> float:
         """Return how many seconds a sample must last at least."""
-        most_s = _MOST_S if self._core.planning.throughput.packs else _MOST_ALONE_S
+        most_s = _MOST_S if self._core.allocation.throughput.packs else _MOST_ALONE_S
         return min(most_s, max(_LEAST_S, _PART * (now - mark.since_s)))
 
     def _measured(self, job: Gang, mark: _Mark, here: _Mark) -> Measured:
@@ -121,7 +121,9 @@ class ThroughputMeter:
 
     def _beside(self, job: Gang) -> str | None:
         """Return the other jobs on the devices of ``job``; None while one of them comes or goes."""
-        others = {name: other for device in job.lease for name, other in self._core.occupants[device].items()}
+        others = {
+            name: other for device in job.lease for name, other in self._core.state.occupants[device].items()
+        }
         others.pop(job.id, None)
         there = (job, *others.values())
         steady = all(one.state is JobState.RUNNING and one.processes.trains for one in there)

@@ -185,7 +185,7 @@ class Resized(Driver):
     def want(self, *onto: int) -> list[Command]:
         """Have the policy want it there, or nowhere."""
         self.policy.next = lambda view: Plan([Migrate(self.name, onto) if onto else Suspend(self.name)])
-        self.core.planning.due = True
+        self.core.state.plan_due = True
         return self.wake()
 
 
@@ -220,5 +220,5 @@ def picture(core: Core) -> bytes:
 
     jobs = [of(job) for job in core.jobs.values()]
     holders = [[job.id for job in core.ledger.holders(d)] for d in range(len(core.devices))]
-    occupants = [list(found) for found in core.occupants]
+    occupants = [list(found) for found in core.state.occupants]
     return msgspec.json.encode([jobs, holders, occupants])

@@ -108,7 +108,7 @@ class World:
             self.ticks += 1
             for job in list(self.driver.core.jobs.values()):
                 if job.state is JobState.RUNNING:
-                    beside = len(self.driver.core.occupants[job.lease[0]]) > 1
+                    beside = len(self.driver.core.state.occupants[job.lease[0]]) > 1
                     self.steps[job.id] += self.rates[job.spec.model][beside] * TICK_S
             if self.wake_s is not None and self.driver.now_s >= self.wake_s:
                 self.wake_s = None
@@ -129,7 +129,7 @@ class World:
         return [notice for notice in self.notices if notice.what in what]
 
     def on(self, device: int = 0) -> set[str]:
-        return set(self.driver.core.occupants[device])
+        return set(self.driver.core.state.occupants[device])
 
 
 COMPUTES = {"compute": (40.0, 20.0)}

@@ -61,7 +61,7 @@ def kills(commands: list[Command]) -> list[Kill]:
 
 def plan(driver: Driver, policy: Quiet, *decisions: Start | Suspend | Migrate) -> list[Command]:
     policy.next = lambda view: Plan(list(decisions))
-    driver.core.planning.due = True
+    driver.core.state.plan_due = True
     return list(driver.wake())
 
 

@@ -102,10 +102,10 @@ def test_it_stays_where_that_does_not_pay_or_is_not_wanted(options: dict[str, st
 def test_what_a_switch_was_measured_to_cost_counts() -> None:
     driver = scattered(OPTIONS)
     gang = driver.core.jobs["g"]
-    driver.core.switch_costs.parked(
+    driver.core.state.switch_costs.parked(
         gang, 0, wire.Suspended(epoch=1, boundary=1, step=1, nbytes=8, stages_s={"copy_out_s": 1.0})
     )
-    assert driver.core.switch_costs.expected_s(gang, (1, 0)) == pytest.approx(1.0)
+    assert driver.core.state.switch_costs.expected_s(gang, (1, 0)) == pytest.approx(1.0)
     assert told(leave(driver, 3.0), wire.Suspend)
 
 

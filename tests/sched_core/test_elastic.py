@@ -185,14 +185,14 @@ def test_the_journal_makes_the_same_of_it() -> None:
     driver.resized(0, 1)
     driver.resize(0)
     again = Driver(4, Resizer())
-    again.core.planning._policy = replayed = Resizer()
+    again.core.allocation.planning._policy = replayed = Resizer()
     wants = iter([(0, 1), (0,)])
     for event, now in driver.journal:
         again.now_s = now
         if type(event).__name__ == "Woken":
             onto = next(wants)
             replayed.next = lambda view, onto=onto: Plan([Migrate(JOB, onto)])  # type: ignore[misc]
-            again.core.planning.due = True
+            again.core.state.plan_due = True
         again.do(event)
     assert picture(again.core) == picture(driver.core)
 

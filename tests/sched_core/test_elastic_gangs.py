@@ -112,7 +112,7 @@ def test_optimus_leaves_a_device_idle_on_which_a_job_was_measured_to_be_slower(
             assert not job.state.ended, scheduler.processes.log("e", "err").read_text()
 
         def measured() -> set[int]:
-            return set(core.planning.throughput.speeds(job))
+            return set(core.allocation.throughput.speeds(job))
 
         wait(lambda: measured() == {2})
         other = Program((sys.executable, RANK, "100000", "0"), "/", {**environ, "WORLD": "1"})
@@ -123,7 +123,7 @@ def test_optimus_leaves_a_device_idle_on_which_a_job_was_measured_to_be_slower(
         so_far = policy.allocations
         wait(lambda: policy.allocations > so_far + 2)
         assert (len(job.placement), len(job.lease)) == (1, 1)
-        speeds = core.planning.throughput.speeds(job)
+        speeds = core.allocation.throughput.speeds(job)
         assert speeds[2] < speeds[1]
 
 

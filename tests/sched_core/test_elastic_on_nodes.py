@@ -135,7 +135,7 @@ class Two(Driver):
 
     def plan(self, *decisions: Start | Suspend | Migrate) -> list[Command]:
         self.policy.next = lambda view: Plan(list(decisions))
-        self.core.planning.due = True
+        self.core.state.plan_due = True
         return self.wake()
 
     def park(self, *, restartable: bool = True, bound: str = "") -> list[Command]:

@@ -41,10 +41,10 @@ def obey(driver: Driver) -> None:
 
 def live(driver: Driver, until_s: float) -> None:
     """Wake the core whenever it wants that."""
-    while (wake_s := driver.core.planning.wake_s) is not None and wake_s <= until_s:
+    while (wake_s := driver.core.allocation.planning.wake_s) is not None and wake_s <= until_s:
         driver.wake(max(0.0, wake_s - driver.now_s))
         obey(driver)
-        assert driver.core.planning.wake_s != wake_s
+        assert driver.core.allocation.planning.wake_s != wake_s
     driver.now_s = until_s
 
 

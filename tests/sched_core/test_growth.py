@@ -158,7 +158,7 @@ def test_the_speed_on_one_device_is_the_unit_whatever_it_began_on() -> None:
     cluster.go(6.0)
     cluster.add("other", linear, least=3, most=3)
     cluster.go(12.0)
-    assert cluster.core.planning.throughput.speeds(job) == pytest.approx({4: 1.0, 1: 1.0}, rel=0.05)
+    assert cluster.core.allocation.throughput.speeds(job) == pytest.approx({4: 1.0, 1: 1.0}, rel=0.05)
     assert job.rate == pytest.approx(1.0, rel=0.05)
 
 
@@ -185,7 +185,7 @@ def test_a_batch_that_grows_with_the_ranks_counts_by_its_samples() -> None:
     cluster.cancel("other")
     cluster.go(12.0)
     assert cluster.widths()["e"] == 4
-    speeds = cluster.core.planning.throughput.speeds(cluster.core.jobs["e"])
+    speeds = cluster.core.allocation.throughput.speeds(cluster.core.jobs["e"])
     assert speeds[4] / speeds[1] == pytest.approx(4.0, rel=0.05)
 
 
@@ -199,9 +199,9 @@ def test_a_scheduler_made_anew_from_the_journal_knows_the_same(make: Callable[..
     again = cluster.replayed(_quick(make))
     assert picture(again) == picture(cluster.core)
     for name in ("e", "f"):
-        speeds = cluster.core.planning.throughput.speeds(cluster.core.jobs[name])
+        speeds = cluster.core.allocation.throughput.speeds(cluster.core.jobs[name])
         assert speeds
-        assert again.planning.throughput.speeds(again.jobs[name]) == speeds
+        assert again.allocation.throughput.speeds(again.jobs[name]) == speeds
 
 
 def test_themis_auctions_devices_to_an_elastic_job_between_its_bounds() -> None:
@@ -254,7 +254,7 @@ def test_a_search_ends_although_the_policy_begins_anew_at_that_moment() -> None:
     for name in ("a", "b"):
         cluster.add(name, linear, most=1, expected_s=1000.0, app="x")
     cluster.go(3.0)
-    cluster.core.planning.start_again()
+    cluster.core.allocation.planned.start_again()
     cluster.do(Exited("a", 0))
     assert cluster.core.jobs["b"].state is JobState.CANCELLED
 

@@ -30,7 +30,7 @@ def parked_at_home(*others: str) -> tuple[Driver, Scripted]:
     driver.resumed("a")
     driver.progress("a", 10)
     policy.next = lambda view: Plan([Suspend("a")])
-    driver.core.planning.due = True
+    driver.core.state.plan_due = True
     driver.wake()
     policy.next = lambda view: Plan([])
     driver.say("a", bound(driver.core.jobs["a"].epoch, 11))
@@ -46,7 +46,7 @@ def parked_at_home(*others: str) -> tuple[Driver, Scripted]:
 
 def plan(driver: Driver, policy: Scripted, *decisions: Start | Suspend | Migrate) -> list[object]:
     policy.next = lambda view: Plan(list(decisions))
-    driver.core.planning.due = True
+    driver.core.state.plan_due = True
     return list(driver.wake())
 
 
@@ -98,7 +98,7 @@ def test_of_two_with_one_home_one_waits() -> None:
     policy.next = lambda view: Plan([])
     driver.say("b", bound(driver.core.jobs["b"].epoch, 6))
     # The policy of these tests starts whoever waits on what is free: a at home, and b on the other device.
-    driver.core.planning.due = True
+    driver.core.state.plan_due = True
     driver.wake()
     jobs = driver.core.jobs
     assert {job: jobs[job].placement for job in "ab" if jobs[job].running} == {"a": (0,)}

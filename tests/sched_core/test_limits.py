@@ -33,7 +33,7 @@ def gone(driver: Driver, job: str) -> None:
 def waited(driver: Driver, job: str) -> tuple[float, Delays]:
     """How long ``job`` has waited in all, and for which reason."""
     gang = driver.core.jobs[job]
-    return gang.without_devices_at(driver.now_s), driver.core.planning.waits.delays(gang, driver.now_s)
+    return gang.without_devices_at(driver.now_s), driver.core.allocation.waits.delays(gang, driver.now_s)
 
 
 def test_a_tenant_has_no_more_devices_than_its_quota_whatever_is_free() -> None:

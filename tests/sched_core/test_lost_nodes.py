@@ -86,7 +86,7 @@ class World(Driver):
         """It is lost, and so are the processes there, as the shell says."""
         self.do(NodeLost(node))
         for job in list(self.core.jobs.values()):
-            nodes = self.core.relocations.named(job.nodes)
+            nodes = self.core.state.nodes.named(job.nodes)
             if not job.processes_gone and node in nodes:
                 for rank in [rank for rank in job.there() if nodes[rank.number] == node]:
                     self.do(RankGone(job.id, rank.number))

@@ -104,11 +104,11 @@ def slices(driver: Driver, rounds: int) -> Counter[str]:
     """Who got how many of the next slices; every switch is carried out."""
     found: Counter[str] = Counter()
     for _ in range(rounds):
-        (holder,) = driver.core.occupants[0]
+        (holder,) = driver.core.state.occupants[0]
         commands = driver.wake()
         if told(commands, wire.Suspend):
             driver.parked(holder, driver.core.jobs[holder].asked.stop_at)
-            (holder,) = driver.core.occupants[0]
+            (holder,) = driver.core.state.occupants[0]
             driver.resumed(holder)
             driver.progress(holder, 1)
         found[holder] += 1

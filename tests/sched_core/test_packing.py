@@ -59,7 +59,7 @@ def test_two_that_wait_for_data_are_packed_and_stay_so(policy: str) -> None:
     world.run(60.0)
     assert world.on() == {"a", "b"}
     assert sum(job.preemptions for job in world.driver.core.jobs.values()) == suspends
-    slowdown = world.driver.core.planning.throughput.slowdown(world.driver.core.jobs["b"])
+    slowdown = world.driver.core.allocation.throughput.slowdown(world.driver.core.jobs["b"])
     assert slowdown is not None
     assert slowdown.low <= 10.0 / 9.7 <= slowdown.high
 
@@ -81,7 +81,7 @@ def test_all_pairs_of_a_kind_that_seems_to_get_worse_are_taken_apart() -> None:
         world.submit(job, "wait")
     world.run(120.0)
     assert [len(world.on(device)) for device in (0, 1)] == [2, 2]
-    samples = world.driver.core.planning.throughput._samples
+    samples = world.driver.core.allocation.throughput._samples
     samples["wait", ""] = deque(Sample(steps, 1.0) for steps in (5, 10, 20))
     samples["wait", "wait"] = deque([Sample(4, 1.0)] * MOST)
     world.submit("e", "wait")

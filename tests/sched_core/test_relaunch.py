@@ -125,7 +125,7 @@ def test_parked_it_ends_when_it_is_wanted_on_more_devices() -> None:
     driver.park()
     assert driver.state(JOB) is JobState.SUSPENDED
     driver.policy.next = lambda view: Plan([Start(JOB, (1, 2))])
-    driver.core.planning.due = True
+    driver.core.state.plan_due = True
     assert kills(driver.wake()) == [True]
     assert (driver.state(JOB), driver.job.lease) == (JobState.RELAUNCHING, ())
     driver.end()
@@ -149,7 +149,7 @@ def test_what_the_policy_wants_meanwhile_is_what_it_gets() -> None:
     assert told(commands, wire.Resume) == []
     assert driver.state(JOB) is JobState.QUEUED
     driver.policy.next = lambda view: Plan([Start(JOB, (0, 1, 3))])
-    driver.core.planning.due = True
+    driver.core.state.plan_due = True
     driver.wake()
     for rank in range(3):
         driver.resumed(JOB, rank)
@@ -220,6 +220,6 @@ def test_the_journal_makes_the_same_of_it() -> None:
     for event, now in driver.journal:
         if type(event).__name__ == "Woken":
             policy.next = lambda view: Plan([Migrate(JOB, (0, 1, 2))])
-            again.planning.due = True
+            again.state.plan_due = True
         again.handle(event, now)
     assert picture(again) == picture(driver.core)

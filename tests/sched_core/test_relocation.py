@@ -93,7 +93,7 @@ def test_a_job_starts_on_the_node_that_a_policy_that_places_jobs_has_planned(ran
     (launch,) = launches(driver.do(Exited("a", -9)))
     assert (kill.job, launch.nodes) == ("a", ("b",) * ranks)
     driver.hello("a")
-    assert driver.core.relocations.of(driver.core.jobs["a"].lease) == (1,) * ranks
+    assert driver.core.state.nodes.of(driver.core.jobs["a"].lease) == (1,) * ranks
 
 
 class Noting:
@@ -127,7 +127,7 @@ def test_under_each_policy_jobs_start_where_it_wants_them(name: str, placement: 
         for job, gang in driver.core.jobs.items():
             settle(driver, job, gang)
         driver.wake(0.01)
-    nodes = driver.core.relocations.of
+    nodes = driver.core.state.nodes.of
     started = [gang for gang in driver.core.jobs.values() if gang.lease]
     assert started
     for gang in started:
@@ -192,7 +192,7 @@ def test_a_parked_job_goes_on_elsewhere_from_its_snapshot() -> None:
 def test_how_long_it_stood_still_on_its_way_is_told_and_expected_of_the_next() -> None:
     policy, driver = one_parked(restartable=True)
     other = driver.core.jobs["x"]
-    here, there = (driver.core.switch_costs.expected_s(other, (device,)) for device in (0, 1))
+    here, there = (driver.core.state.switch_costs.expected_s(other, (device,)) for device in (0, 1))
     assert here is not None
     assert there is None, "nobody has gone there"
     plan(driver, policy, Start("a", (1,)))
@@ -209,7 +209,7 @@ def test_how_long_it_stood_still_on_its_way_is_told_and_expected_of_the_next() -
     (told_of,) = [note for note in notices(driver.progress("a", 12)) if note.what == "arrived"]
     assert told_of.details == {"blackout_s": 7.0, "ending_s": 1.0, "bringing_s": 4.0, "setup_s": 2.0}
     assert driver.job_history.accounts["a"].blackout_s == former_s + 7.0
-    assert driver.core.switch_costs.expected_s(other, (1,)) == 7.0
+    assert driver.core.state.switch_costs.expected_s(other, (1,)) == 7.0
     assert not [note for note in notices(driver.progress("a", 13)) if note.what == "arrived"]
 
 
@@ -310,7 +310,7 @@ def test_a_job_that_ends_on_its_way_is_given_no_device_again() -> None:
     driver.do(Cancelled("a", "enough"))
     driver.do(RankGone("a", 0))
     driver.do(Exited("a", -9))
-    assert [driver.core.holders(device) for device in range(2)] == [[], []]
+    assert [driver.core.state.holders(device) for device in range(2)] == [[], []]
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
@@ -502,4 +502,4 @@ def test_where_a_placement_was_chosen_its_own_node_counts_only_if_it_is_such_a_p
     gang = driver.core.jobs["g"]
     gang.nodes = (0, 0)
     plan(driver, policy, Start("g", (0, 2)))
-    assert driver.core.relocations.of(gang.placement) == nodes
+    assert driver.core.state.nodes.of(gang.placement) == nodes

@@ -54,9 +54,9 @@ def test_a_queue_is_left_after_so_much_training_however_long_the_set_up_was() ->
     assert driver.state("a") is JobState.RUNNING
     driver.progress("a", 1)
     driver.wake(4.9)
-    assert driver.core.planning.level(driver.core.jobs["a"]) == 0
+    assert driver.core.allocation.planning.level(driver.core.jobs["a"]) == 0
     assert told(driver.wake(0.1), wire.Suspend) != []
-    assert driver.core.planning.level(driver.core.jobs["a"]) == 1
+    assert driver.core.allocation.planning.level(driver.core.jobs["a"]) == 1
 
 
 def test_a_queue_is_left_in_time_by_a_job_that_was_long_on_its_way_back() -> None:
@@ -65,7 +65,7 @@ def test_a_queue_is_left_in_time_by_a_job_that_was_long_on_its_way_back() -> Non
     driver.wake(10.0)
     driver.resumed("a")
     driver.progress("a", 1)
-    assert driver.core.planning.wake_s == pytest.approx(driver.now_s + 5.0)
+    assert driver.core.allocation.planning.wake_s == pytest.approx(driver.now_s + 5.0)
     assert told(driver.wake(5.0), wire.Suspend) != []
 
 
@@ -118,7 +118,7 @@ def test_the_time_between_refusals_to_leave_counts() -> None:
     driver.progress("a", 1)
     job = driver.core.jobs["a"]
     policy.next = lambda _: Plan([Migrate("a", (1,))])
-    driver.core.planning.due = True
+    driver.core.state.plan_due = True
     driver.wake(1.0)
     assert job.service_at(driver.now_s) == 1.0
     for _ in range(3):

@@ -153,9 +153,9 @@ def test_a_live_scheduler_weighs_them_against_what_it_measures(
             program = Program((sys.executable, str(RANK), str(10**9), "0"), "/", dict(os.environ))
             scheduler.submit(JobSpec(id=name.split()[1], submit_s=0.0, devices=1, model=name), program)
         first, second = core.jobs["first"], core.jobs["second"]
-        known = core.planning.throughput.slowdown
+        known = core.allocation.throughput.slowdown
         assert scheduler.run(lambda: known(first) is not None, timeout_s=PATIENCE_S), list(first.history)
-        alone, together = (core.planning.throughput.samples(first, beside) for beside in (None, second))
+        alone, together = (core.allocation.throughput.samples(first, beside) for beside in (None, second))
         prior = by_scripts(setups[0].profiles)[names[0], names[1]]
         assert known(first) == slowdown(alone, together, prior)
         assert known(first) != slowdown(alone, together)

@@ -20,7 +20,7 @@ from gpuslice.sched_core.core.events import (
     Tell,
     WakeAt,
 )
-from gpuslice.sched_core.core.rank_reports import NEVER
+from gpuslice.sched_core.core.rank_orders import NEVER
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.types import MAX_COUNT
 

@@ -31,7 +31,7 @@ from gpuslice.sched_core.core.events import (
     Weighted,
     Woken,
 )
-from gpuslice.sched_core.core.rank_reports import NEVER
+from gpuslice.sched_core.core.rank_orders import NEVER
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.facts import Stage
 from gpuslice.sched_core.jobs.gang import Gang
@@ -284,13 +284,13 @@ class World:
 
     def lose_or_find(self, node: str) -> None:
         """The processes of a lost node are gone; those of their jobs on other nodes are told to end."""
-        relocations = self.core.relocations
-        if node in relocations.lost:
+        known = self.core.state.nodes
+        if node in known.lost:
             self.attempt(NodeFound(node))
             return
         self.attempt(NodeLost(node))
         for job in list(self.core.jobs.values()):
-            attempt, nodes = job.attempt, relocations.named(job.nodes)
+            attempt, nodes = job.attempt, known.named(job.nodes)
             if job.processes_gone or node not in nodes:
                 continue
             for rank in [rank for rank in job.there() if nodes[rank.number] == node]:
@@ -308,7 +308,7 @@ class World:
         """From now on all do as they are told; jobs that do not end all the same."""
         if isinstance(self.policy, Erratic):
             self.policy.calm = True
-        for node in sorted(self.core.relocations.lost):
+        for node in sorted(self.core.state.nodes.lost):
             self.attempt(NodeFound(node))
         for _ in range(PATIENCE):
             for job in [job for job in self.core.jobs.values() if job.held]:
@@ -384,4 +384,4 @@ def test_once_all_do_as_they_are_told_every_job_ends(seeds: range) -> None:
         left = world.cooperate()
         assert [(job.id, job.state) for job in left] == [], f"seed {seed}"
         assert world.core.ledger.free == len(world.core.devices), f"seed {seed}"
-        assert not any(world.core.occupants), f"seed {seed}"
+        assert not any(world.core.state.occupants), f"seed {seed}"

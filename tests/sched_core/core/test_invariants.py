@@ -25,7 +25,7 @@ from gpuslice.sched_core.core.events import (
     Weighted,
     Woken,
 )
-from gpuslice.sched_core.core.rank_reports import NEVER
+from gpuslice.sched_core.core.rank_orders import NEVER
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
@@ -37,7 +37,7 @@ from ..driver import PROGRAM, QUANTUM_S, Driver, picture, refused, suspended
 def test_the_invariants_can_fail() -> None:
     driver = Driver()
     driver.running_pair()
-    driver.core.occupants[0]["b"] = driver.core.jobs["b"]
+    driver.core.state.occupants[0]["b"] = driver.core.jobs["b"]
     with pytest.raises(InvariantError, match="at once"):
         driver.core.check()
 

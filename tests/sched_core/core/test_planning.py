@@ -8,7 +8,17 @@ from math import inf, nan
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import Cancelled, Held, Launch, Limited, Noted, Notice, Submitted
+from gpuslice.sched_core.core.core import ASK_AGAIN_S, MOST_PLANS
+from gpuslice.sched_core.core.events import (
+    Cancelled,
+    Held,
+    Launch,
+    Limited,
+    Noted,
+    Notice,
+    Submitted,
+    WakeAt,
+)
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policy import Migrate, Plan, PolicyError, Start, Suspend, View
@@ -71,7 +81,7 @@ def test_a_policy_that_keeps_failing_is_reported_once_and_asked_less_and_less_of
     for _ in range(10):
         policy.next = unknown
         said += len(notices(driver.wake(wait_s)))
-        wait_s = (driver.core.planning.wake_s or 0.0) - driver.now_s
+        wait_s = (driver.core.allocation.planning.wake_s or 0.0) - driver.now_s
         waits.append(wait_s)
     assert said == 1
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
@@ -157,10 +167,26 @@ def test_a_heartbeat_at_which_the_policy_plans_orders_something_so_that_the_jour
     driver.resumed("a")
     driver.progress("a", 10)
     policy.next = lambda view: Plan([Suspend("a")])
-    driver.core.planning.due = True
+    driver.core.state.plan_due = True
     driver.wake()
     assert driver.state("a") is JobState.SUSPENDING
     assert driver.progress("a", 11) == []
-    plans = driver.core.planning.plans
+    plans = driver.core.allocation.planning.plans
     assert driver.progress("a", 12) == [Notice("planned", "a")], "it has made its steps"
-    assert driver.core.planning.plans > plans
+    assert driver.core.allocation.planning.plans > plans
+
+
+@pytest.mark.parametrize(("times", "asked"), [(0, 1), (2, 3), (inf, MOST_PLANS)])
+def test_a_policy_of_many_minds_is_asked_again_later(
+    times: float, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, decided = Driver(), list[float]()
+
+    def decide(now: float) -> None:
+        decided.append(now)
+        driver.core.state.plan_due = len(decided) <= times
+
+    monkeypatch.setattr(driver.core.allocation, "decide", decide)
+    commands = driver.wake()
+    assert len(decided) == asked
+    assert commands == ([] if times < inf else [WakeAt(driver.now_s + ASK_AGAIN_S)])

@@ -207,7 +207,7 @@ def test_waiting_to_be_started_is_waiting_and_not_fragmentation() -> None:
     queue.now_s += 4.0
     job = queue.core.jobs["c"]
     assert job.without_devices_at(queue.now_s) == 4.0
-    assert queue.core.planning.waits.delays(job, queue.now_s) == Delays(0.0, 0.0)
+    assert queue.core.allocation.waits.delays(job, queue.now_s) == Delays(0.0, 0.0)
 
 
 def test_one_that_failed_takes_its_turn_to_be_started_again() -> None:
@@ -263,7 +263,7 @@ def test_who_has_no_part_of_the_quota_is_not_started_and_takes_nobodys_place() -
         queue.begin(job)
     assert queue.started == ["a", "other"]
     job, then_s = queue.core.jobs["b"], queue.now_s + 1.0
-    waits = queue.core.planning.waits.delays(job, then_s)
+    waits = queue.core.allocation.waits.delays(job, then_s)
     assert waits.fair_share_s == job.without_devices_at(then_s) > 0
     queue.finish("a")
     assert queue.started == ["a", "other", "b"]
@@ -352,4 +352,4 @@ def test_of_three_thousand_the_policy_sees_those_that_are_ready() -> None:
     for number in range(3000):
         core.handle(Submitted(JobSpec(id=f"j{number}", submit_s=1.0), PROGRAM), 1.0)
     assert sum(job.command.launched for job in core.jobs.values()) == 4
-    assert not core.planning._eligible
+    assert not core.allocation.eligibility.eligible

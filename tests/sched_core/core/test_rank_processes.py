@@ -80,7 +80,7 @@ def test_the_next_process_goes_on_where_the_job_has_its_device() -> None:
     driver.end("a", pid)
     driver.do(Exited("a", 0))
     assert driver.state("a") is JobState.SUCCEEDED
-    assert not any(driver.core.occupants)
+    assert not any(driver.core.state.occupants)
 
 
 def test_a_job_without_a_process_gives_its_device_to_whoever_is_to_have_it_next() -> None:
@@ -136,11 +136,11 @@ def test_a_process_that_ends_before_its_first_lease_leaves_its_place_to_the_next
     driver.train("b", 1)
     first, _ = driver.come("a")
     driver.do(RankGone("a", 0, pid=first))
-    assert not driver.core.planning.knows(driver.core.jobs["a"])  # no device is kept for nobody
+    assert not driver.core.jobs["a"].shown  # no device is kept for nobody
 
     driver.come("a")
 
-    assert driver.core.planning.knows(driver.core.jobs["a"])
+    assert driver.core.jobs["a"].shown
     driver.end("b", driver.core.jobs["b"].ranks[0].pid)
     assert orders(driver.do(Exited("b", 0)), wire.Resume) == [("a", 0)]
 

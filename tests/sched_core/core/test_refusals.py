@@ -24,7 +24,7 @@ def refusing() -> tuple[Driver, Scripted]:
     driver = Driver(1, policy)
     driver.running_pair()
     policy.next = lambda _: Plan([Suspend("a"), Start("b", (0,))])
-    driver.core.planning.due = True
+    driver.core.state.plan_due = True
     assert wake_until_told(driver) == 0.5
     return driver, policy
 
@@ -45,12 +45,12 @@ def test_the_pauses_before_the_next_try_of_a_suspend_double_until_one_succeeds()
     driver.resumed("b")
     driver.progress("b", 3)
     policy.next = lambda _: Plan([Suspend("b"), Start("a", (0,))])
-    driver.core.planning.due = True
+    driver.core.state.plan_due = True
     wake_until_told(driver)
     driver.parked("b", driver.core.jobs["b"].asked.stop_at)
     driver.say("a", wire.Resumed(epoch=2, boundary=11, stages_s={}))
     policy.next = lambda _: Plan([Suspend("a"), Start("b", (0,))])
-    driver.core.planning.due = True
+    driver.core.state.plan_due = True
     wake_until_told(driver)
     driver.say("a", refused(2, 12, running=True))
     assert wake_until_told(driver) == 0.5, "it had succeeded in between"
@@ -67,7 +67,7 @@ def test_after_five_refusals_the_policy_plans_with_the_device_as_taken() -> None
     assert (jobs["a"].running, jobs["b"].running) == (True, False)
     assert policy.resets == resets + 1
     policy.next = lambda _: Plan([Suspend("a"), Start("b", (0,))])
-    driver.core.planning.due = True
+    driver.core.state.plan_due = True
     assert wake_until_told(driver) == 8.0, "what it plans again is tried after the pause"
 
 

@@ -103,7 +103,7 @@ def test_a_move_is_predicted_by_what_moves_to_that_device_cost() -> None:
     driver.hello("a")
     driver.resumed("a")
     driver.progress("a", 1)
-    switching, job = driver.core.switch_costs, driver.core.jobs["a"]
+    switching, job = driver.core.state.switch_costs, driver.core.jobs["a"]
     half: dict[str, Any] = {"epoch": 1, "boundary": 1}
     suspended = wire.Suspended(**half, step=1, nbytes=10**9, stages_s={"copy_out_s": 1.0})
     (present,) = job.lease
@@ -144,7 +144,7 @@ def switch(driver: Driver, *, nbytes: int = 10**9, out_s: float = 0.2, in_s: flo
 def test_the_stages_that_are_shown_are_those_of_the_slowest_rank() -> None:
     driver = Driver(2)
     driver.running_gang(2)
-    costs, gang = driver.core.switch_costs, driver.core.jobs["g"]
+    costs, gang = driver.core.state.switch_costs, driver.core.jobs["g"]
     costs.begun(gang)
     for rank, out_s in enumerate((0.5, 0.25)):
         stages_s = {"copy_out_s": out_s, "publish_s": 0.125, "device": 7.0 * rank}
@@ -195,19 +195,19 @@ def test_slices_last_until_switching_stays_under_its_share() -> None:
         driver.wake(10.0)
         switch(driver)
         driver.progress("b", 1)
-    assert driver.core.switch_costs.least_slice_s() == pytest.approx(0.3 / 0.03)
+    assert driver.core.state.switch_costs.least_slice_s() == pytest.approx(0.3 / 0.03)
     driver.wake()
-    begin_s = driver.core.planning.wake_s
+    begin_s = driver.core.allocation.planning.wake_s
     assert begin_s is not None
     driver.wake(begin_s - driver.now_s)
     switch(driver)
-    end_s = driver.core.planning.wake_s
+    end_s = driver.core.allocation.planning.wake_s
     assert end_s is not None
     assert 10 * QUANTUM_S <= end_s - begin_s <= 11 * QUANTUM_S
     for job in "ab":
         driver.do(Exited(job, 0))
         driver.do(RankGone(job, 0))
-    assert driver.core.switch_costs.least_slice_s() == 0.0, "what is gone is not switched"
+    assert driver.core.state.switch_costs.least_slice_s() == 0.0, "what is gone is not switched"
 
 
 TICK_S = 0.5
@@ -229,7 +229,7 @@ def slices(policy: str, options: dict[str, Any], *, share: float) -> list[tuple[
     since_s: dict[str, float] = {}
     for tick in range(120):
         driver.now_s = TICK_S * tick
-        least_s = driver.core.switch_costs.least_slice_s()
+        least_s = driver.core.state.switch_costs.least_slice_s()
         if tick % 6 == 0 and tick < 60:
             spec = JobSpec(id=f"j{tick}", submit_s=driver.now_s, steps=1000 - 10 * tick)
             driver.do(Submitted(spec, PROGRAM))
@@ -239,7 +239,7 @@ def slices(policy: str, options: dict[str, Any], *, share: float) -> list[tuple[
             if job.state is JobState.RUNNING:
                 driver.progress(job.id, job.ranks[0].boundary + 1)
                 since_s[job.id] = job.since_s
-        wake_s = driver.core.planning.wake_s
+        wake_s = driver.core.allocation.planning.wake_s
         if wake_s is not None and wake_s <= driver.now_s:
             driver.wake(0.0)
         carry_out(least_s)
@@ -277,7 +277,7 @@ def test_the_most_expensive_job_counts_for_as_long_as_it_is_there_and_as_large()
     driver = Driver()
     driver.running_pair()
     sizes = {"a": 10**9, "b": 10**6}
-    switching, jobs = driver.core.switch_costs, driver.core.jobs
+    switching, jobs = driver.core.state.switch_costs, driver.core.jobs
     for job, nbytes in sizes.items():
         stages = {"copy_out_s": nbytes / 1e9}
         message = wire.Suspended(epoch=1, boundary=1, step=1, nbytes=nbytes, stages_s=stages)

@@ -84,7 +84,7 @@ def test_an_event_that_fails_in_the_midst_of_the_core_leaves_no_trace_in_it(
         write(journal, submitted("a"), Held("a"))
         sound, _ = taken(journal)
         write(journal, Weighted("a", 2.0))
-        monkeypatch.setattr("gpuslice.sched_core.core.planning.Planning.reweigh", weigh)
+        monkeypatch.setattr("gpuslice.sched_core.core.allocation.Allocation.reweigh", weigh)
         core, replay = taken(journal)
         assert replay.rejected[3].reason == "ZeroDivisionError: in the midst"
         assert picture(core) == picture(sound)

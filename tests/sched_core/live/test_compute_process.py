@@ -83,7 +83,7 @@ class Office:
     def let_ask(self) -> None:
         """Bring the policy to ask its question."""
         self.submit("a")
-        computations = self.core.planning.computations
+        computations = self.core.allocation.planning.computations
         assert self.scheduler.run(
             lambda: computations.unanswered is not None and self.core.jobs["a"].processes_gone,
             timeout_s=PATIENCE_S,
@@ -211,7 +211,7 @@ def submit(driver: Driver, job: str, *, steps: int, deadline_s: float) -> Gang:
 
 
 def asked(driver: Driver) -> Compute:
-    found = driver.core.planning.computations.unanswered
+    found = driver.core.allocation.planning.computations.unanswered
     assert found is not None
     return found
 
@@ -246,7 +246,7 @@ def test_a_solver_that_fails_costs_guarantees_but_no_plan(hesitant: Driver) -> N
     hesitant.submit("b")
     hesitant.hello("b")
     train(hesitant, 5.0)
-    assert hesitant.core.planning.wake_s is not None
+    assert hesitant.core.allocation.planning.wake_s is not None
 
 
 def test_an_answer_that_came_too_late_is_asked_for_again(hesitant: Driver) -> None:
@@ -286,5 +286,5 @@ def test_a_journal_is_replayed_without_solving_anything_again(
     monkeypatch.setattr(milp, "solve", lambda *_, **__: pytest.fail("solved again"))
     replayed = hesitant.replayed(chronus())
     assert replayed.jobs["a"].guaranteed is True
-    assert replayed.planning.computations.unanswered == asked(hesitant)
+    assert replayed.allocation.planning.computations.unanswered == asked(hesitant)
     assert [job.state for job in replayed.jobs.values()] == [job.state for job in hesitant.core.jobs.values()]

@@ -81,7 +81,7 @@ class Elastic(Gangs):
 
     def direct(self, *devices: int) -> None:
         self.directed.devices = devices
-        self.core.planning.due = True
+        self.core.state.plan_due = True
 
     def succeeds(self) -> None:
         assert self.finish("g") == [JobState.SUCCEEDED], self.output("g", "err")[-4000:]

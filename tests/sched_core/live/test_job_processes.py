@@ -314,7 +314,7 @@ def test_what_was_given_up_on_a_lost_node_is_ended_at_once_when_the_node_is_foun
     shell.processes.port_found("a", 0, 4242)
     shell.b.joined = False
     shell.remote.changed(shell.b)
-    assert shell.driver.core.relocations.lost == {"b"}
+    assert shell.driver.core.state.nodes.lost == {"b"}
     if anew:
         shell = shell.again()
     shell.b.joined = True

@@ -158,7 +158,7 @@ def test_an_error_nobody_foresaw_ends_nothing_and_is_told(
         patched.setattr("gpuslice.sched_core.core.owner_requests.apply", lambda *_: {}["nobody knows"])
         with pytest.raises(UnforeseenError, match="held failed: KeyError: 'nobody knows'"):
             bench.scheduler.apply_request(Held("a"))
-        patched.setattr(bench.core.reports, "take", lambda *_: 1 / 0)
+        patched.setattr(bench.core._reports, "take", lambda *_: 1 / 0)
         bench.run(lambda: "progress of a failed in the core" in caplog.text)
     assert len(mended) >= 2
     assert "held of a failed in the core\nTraceback" in caplog.text
@@ -174,7 +174,9 @@ def test_an_error_that_repeats_is_told_of_ever_less_often(
     bench, tries = open_bench(1), []
     now_s = bench.scheduler.now()
     monkeypatch.setattr(bench.scheduler._clock, "now", lambda: now_s)
-    monkeypatch.setattr(bench.core.prestart, "set_limit", lambda jobs: tries.append(jobs) or {}["nobody"])
+    monkeypatch.setattr(
+        bench.core.allocation.prestart, "set_limit", lambda jobs: tries.append(jobs) or {}["nobody"]
+    )
     tried_at, begun_s = [], now_s
     for _ in range(100):
         bench.scheduler.limit_prestart(3)

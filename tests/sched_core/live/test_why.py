@@ -215,7 +215,7 @@ def test_what_a_rank_said_when_it_refused_is_the_reason_of_both_jobs() -> None:
     driver = Driver(1, policy)
     driver.running_pair()
     policy.next = lambda _: Plan([Suspend("a"), Start("b", (0,))])
-    driver.core.planning.due = True
+    driver.core.state.plan_due = True
     driver.wake()
     assert said(driver, "b").startswith("waits for null:0, which a still uses: it stops at its next boundary")
     driver.say("a", refused(1, 11, running=True))
@@ -318,8 +318,8 @@ def check(core: Core, job: Gang, sentence: str | None) -> None:
         assert job.processes.trains
         return
     names = [str(device) for device in core.devices]
-    used = {name: set(found) for name, found in zip(names, core.occupants, strict=True)}
-    wanted = {name: {other.id for other in core.holders(n)} for n, name in enumerate(names)}
+    used = {name: set(found) for name, found in zip(names, core.state.occupants, strict=True)}
+    wanted = {name: {other.id for other in core.state.holders(n)} for n, name in enumerate(names)}
     for devices, jobs in clauses(core, sentence, "used by"):
         assert all(used[device] for device in devices), sentence
         assert jobs <= set().union(*used.values()) - {job.id}, sentence

@@ -26,7 +26,7 @@ def test_a_tenant_that_has_used_up_its_share_does_not_wait_for_a_place() -> None
     driver = waiting_for_its_share(YarnCapacity(capacities="a:1,b:1", elastic=False))
     job = driver.core.jobs["waits"]
     assert job.without_devices_at(driver.now_s) == 5.0
-    assert driver.core.planning.waits.delays(job, driver.now_s) == Delays(5.0, 0.0)
+    assert driver.core.allocation.waits.delays(job, driver.now_s) == Delays(5.0, 0.0)
 
 
 class Broken(YarnCapacity):
@@ -48,4 +48,4 @@ def test_a_policy_that_fails_to_say_so_is_reported_and_does_not_end_the_schedule
 
 def test_a_policy_that_has_yet_to_see_the_cluster_is_not_given_up() -> None:
     driver = waiting_for_its_share(YarnCapacity(capacities="a:1,b:1", elastic=False), Limited(4))
-    assert driver.core.planning.waits.delays(driver.core.jobs["waits"], driver.now_s).fair_share_s == 5.0
+    assert driver.core.allocation.waits.delays(driver.core.jobs["waits"], driver.now_s).fair_share_s == 5.0

@@ -274,7 +274,7 @@ class Scheduler:
     def seek(self) -> None:
         """See what became of the jobs that another scheduler has started."""
         self._processes.find_all()
-        if (left := self._core.planning.computations.unanswered) is not None:
+        if (left := self._core.allocation.planning.computations.unanswered) is not None:
             self._perform(left)
 
 

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Command, Event, Submitted
+from gpuslice.sched_core.core.events import Command, Event, Submitted, Tell
+from gpuslice.sched_core.core.rank_orders import NEVER
+from gpuslice.wire import Suspend
 
 from .compare import compare
 from .scenario import Scenario, draw_scenario
@@ -18,8 +20,17 @@ SEEDS = range(4)
 def stops_late(scenario: Scenario) -> Core:
     """Return a core that stops jobs one boundary later."""
     core = todays_core(scenario)
-    aim = core.reports.aim
-    core.reports.aim = lambda job, stop_at: aim(job, stop_at + 1)  # type: ignore[method-assign]
+    handle = core.handle
+
+    def one_later(command: Command) -> Command:
+        message = command.message if isinstance(command, Tell) else None
+        if not isinstance(message, Suspend) or message.stop_at == NEVER:
+            return command
+        return msgspec.structs.replace(
+            command, message=msgspec.structs.replace(message, stop_at=message.stop_at + 1)
+        )
+
+    core.handle = lambda event, now: [one_later(command) for command in handle(event, now)]  # type: ignore[method-assign]
     return core
 
 

@@ -1,0 +1,135 @@
+"""Start the processes of jobs: on which nodes, and anew on other nodes.
+
+A process stays on its node. A job that is to be on another node is parked first. Then its processes are ended
+and others are started there, which go on from its snapshot if there is one. In the policy's plan the job has
+its devices all the while.
+"""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+
+from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.gang import Gang
+
+from .events import Bring, FindPort, Kill, Launch, Notice
+from .node_map import listed
+from .state import State
+
+
+def launch(state: State, job: Gang, now: float) -> None:
+    """Start the command of ``job`` on nodes that are chosen now, with all that it needs before."""
+    job.command.prepare(now)
+    job.nodes = _choose(state, job)
+    state.nodes.confine(job)
+    if state.nodes.origin(job):
+        job.command.go_on(Stage.BRINGING)
+        state.order(bring(state, job))
+    else:
+        meet(state, job)
+
+
+def bring(state: State, job: Gang) -> Bring:
+    """Return the order to bring the state of ``job`` to its nodes."""
+    sources = state.nodes.origin(job)
+    return Bring(job.id, job.attempt, sources, state.nodes.named(job.nodes)[: len(sources)])
+
+
+def meet(state: State, job: Gang) -> None:
+    """Find the port at which the ranks of ``job`` meet, if they are on several nodes, else start it."""
+    names = state.nodes.named(job.nodes)
+    if len(set(names)) > 1:
+        job.command.go_on(Stage.MEETING)
+        state.order(FindPort(job.id, job.attempt, names[0]))
+    else:
+        start(state, job)
+
+
+def start(state: State, job: Gang) -> None:
+    """Order the shell to start the command of ``job``: it needs nothing more."""
+    job.command.go_on(Stage.STARTED)
+    nodes = () if state.nodes.own_only else state.nodes.named(job.nodes)
+    state.order(Launch(job.id, job.program, job.attempt, nodes, job.command.port))
+
+
+def relocate(state: State, job: Gang, now: float) -> None:
+    """End the processes of ``job``, which is parked, so that others can be started at its devices."""
+    nodes = state.nodes
+    if job.relocation.ending or not nodes.can_leave(job):
+        return
+    job.relocation.leave_node(now, loses_time=bool(job.state_nodes))
+    goals = nodes.of(job.wanted) or nodes.state_nodes(job)
+    there = ", ".join(nodes.named(tuple(sorted(set(goals)))))
+    job.history.append((now, f"to be started on {there or 'this node'}"))
+    state.order(Kill(job.id, "it goes to another node", at_once=True))
+
+
+def go_on(state: State, job: Gang, now: float) -> None:
+    """Start ``job``, which has no process left on its former nodes, on its new nodes."""
+    former = job.nodes
+    job.begin_elsewhere(now)
+    state.switch_costs.forget(job)
+    launch(state, job, now)
+    details = {"from": listed(state.nodes.named(former)), "to": listed(state.nodes.named(job.nodes))}
+    state.order(Notice("relocated", job.id, details))
+    state.reconcile_later(job)
+
+
+def arrived(state: State, job: Gang, now: float) -> None:
+    """Note that ``job`` trains. If it was restarted, send a notice of how long it stood still."""
+    job.relocation.trained()
+    left_s, gone_s = job.relocation.left_s, job.relocation.gone_s
+    first_hello_s = job.processes.first_hello_s
+    if left_s is None or gone_s is None or first_hello_s is None:
+        return
+    blackout_s = now - left_s
+    details = {
+        "blackout_s": blackout_s,
+        "ending_s": gone_s - left_s,
+        "bringing_s": first_hello_s - gone_s,
+        "setup_s": now - first_hello_s,
+    }
+    job.relocation.arrived()
+    if not job.spec.relaunch:
+        state.switch_costs.relocated(blackout_s)
+    state.order(Notice("arrived", job.id, details))
+
+
+def _choose(state: State, job: Gang) -> tuple[int, ...]:
+    """Return the node to start each rank of ``job`` on.
+
+    These are the nodes of its devices if it is to have some, else those of its state, else those with the
+    least load. Those of its state come first if that cannot be brought.
+    """
+    nodes = state.nodes
+    if nodes.single:
+        return (0,) * len(job.ranks)
+    home = job.state_nodes and not nodes.any_lost(job.state_nodes)
+    if job.wanted and not (home and job.relocation.stays):
+        wanted = nodes.of(job.wanted)
+        return wanted[:1] * len(job.ranks) if job.spec.elastic else wanted
+    if home:
+        return nodes.state_nodes(job)
+    return _least_loaded(state, job)
+
+
+def _least_loaded(state: State, job: Gang) -> tuple[int, ...]:
+    """Return the node to start each rank of ``job`` on, so that loads stay even."""
+    load = [0] * len(state.nodes.numbers)
+    for other in state.jobs.values():
+        if other is not job and not other.processes_gone:
+            for node in other.nodes:
+                load[node] += 1
+    sizes = state.nodes.cluster.node_sizes
+    nodes = sorted(
+        (node for node, size in enumerate(sizes) if size),
+        key=lambda n: (sizes[n] < len(job.ranks), load[n] / sizes[n], n),
+    )
+    if job.spec.elastic:
+        return tuple(nodes[:1]) * len(job.ranks)
+    if state.nodes.spread:
+        slots = [node for number in range(max(sizes)) for node in nodes if number < sizes[node]]
+    else:
+        slots = [node for node in nodes for _ in range(sizes[node])]
+    # Ranks in excess of the devices wait on these nodes, and move when a node is found.
+    return tuple(sorted(islice(cycle(slots), len(job.ranks))))

@@ -1,0 +1,185 @@
+"""The nodes as the core knows them: their devices, which of them are lost, and where jobs have processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from types import MappingProxyType
+
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.types import DeviceName
+
+
+class NodeMap:
+    """The nodes, with the devices of each.
+
+    Parameters
+    ----------
+    devices
+        The devices, node by node.
+    sockets
+        The number of CPU sockets of each node. The node's devices belong to them in equal parts, in order.
+    spread
+        True if the ranks of a job are started on as many nodes as possible, else on as few as possible.
+
+    Attributes
+    ----------
+    whole, cluster
+        All nodes, and the cluster without those that are lost.
+    """
+
+    def __init__(self, devices: Sequence[DeviceName], sockets: int = 1, *, spread: bool = False) -> None:
+        self.spread = spread
+        self.whole = self.cluster = _cluster(devices, sockets)
+        self._names = tuple(devices[self.whole.on(node)[0]].node if devices else "" for node in self.numbers)
+        #: Lost nodes, and since when.
+        self._lost: dict[int, float] = {}
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of all nodes."""
+        return range(len(self.whole.node_sizes))
+
+    @property
+    def single(self) -> bool:
+        """True if there is one node only."""
+        return len(self._names) == 1
+
+    @property
+    def own_only(self) -> bool:
+        """True if there is only the scheduler's own node, so that orders need not name it."""
+        return self._names == ("",)
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """The names of the nodes that are lost."""
+        return frozenset(self._names[node] for node in self._lost)
+
+    @property
+    def lost_since_s(self) -> Mapping[int, float]:
+        """The numbers of the lost nodes, and since when each is lost; for reading."""
+        return MappingProxyType(self._lost)
+
+    def named(self, nodes: Sequence[int]) -> tuple[str, ...]:
+        """Return the names of ``nodes``."""
+        return tuple(self._names[node] for node in nodes)
+
+    def lose(self, name: str, now: float) -> None:
+        """Note that nothing is heard of node ``name`` since ``now``.
+
+        Raises
+        ------
+        UsageError
+            If there is no such node.
+        """
+        self._lost.setdefault(self._number(name), now)
+        self.cluster = self.whole.without(self._lost)
+
+    def find(self, name: str) -> None:
+        """Note that the lost node ``name`` is back.
+
+        Raises
+        ------
+        UsageError
+            If there is no such node.
+        """
+        self._lost.pop(self._number(name), None)
+        self.cluster = self.whole.without(self._lost)
+
+    def _number(self, name: str) -> int:
+        if name not in self._names:
+            raise UsageError(f"there is no node {name!r}", "start the scheduler anew to have it")
+        return self._names.index(name)
+
+    def of(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """Return the node of each of ``devices``."""
+        return tuple(self.whole.node_of[device] for device in devices)
+
+    def any_lost(self, nodes: Sequence[int]) -> bool:
+        """Return True if one of ``nodes`` is lost."""
+        return not self._lost.keys().isdisjoint(nodes)
+
+    def check_usable(self, devices: Sequence[int]) -> None:
+        """Raise ``UsageError`` if one of ``devices`` is on a lost node."""
+        if self.any_lost(self.of(devices)):
+            names = ", ".join(sorted(self.lost))
+            raise UsageError(
+                f"nothing is heard of node {names}", "name devices of other nodes, or wait for it"
+            )
+
+    def in_order(self, devices: Sequence[int]) -> Sequence[int]:
+        """Return ``devices`` sorted by node, since launchers number the ranks of each node in a row.
+
+        On each node they stay in their order: a state may be able to come back only to its own device.
+        """
+        return devices if self.single else sorted(devices, key=self.whole.node_of.__getitem__)
+
+    # Where the processes and the state of a job are.
+
+    def misplaced(self, job: Gang) -> bool:
+        """Return True if ``job`` is to have devices of nodes where it has no processes."""
+        return not self.single and self.of(job.wanted) != nodes_of_ranks(job, len(job.wanted))
+
+    def cut_off(self, job: Gang) -> bool:
+        """Return True if ``job`` has processes on a lost node."""
+        return bool(self._lost) and not job.processes_gone and self.any_lost(job.nodes)
+
+    def state_nodes(self, job: Gang) -> tuple[int, ...]:
+        """Return the node of each rank's newest state, even if another number of ranks left it."""
+        return job.state_nodes[:1] * len(job.ranks) if job.spec.elastic else job.state_nodes
+
+    def origin(self, job: Gang) -> tuple[str, ...]:
+        """Return the node where the state of each rank that keeps some is; empty if its process is there.
+
+        Return nothing for a command that is started anew for other devices: it keeps its own state.
+        """
+        if job.spec.relaunch:
+            return ()
+        state = self.state_nodes(job)[: job.keepers]
+        return self.named(state) if state != job.nodes[: len(state)] else ()
+
+    def can_leave(self, job: Gang) -> bool:
+        """Return True if ``job``, which is parked, can go on elsewhere: with no state, or one to be sent.
+
+        The scheduler does not know the checkpoints of a command that is started anew for other devices. They
+        count as being where it trained, unless that node is lost.
+        """
+        if job.spec.relaunch:
+            return not job.state_nodes or self.any_lost(job.state_nodes)
+        return not job.relocation.stays and (not job.width or job.portable)
+
+    def on_its_way(self, job: Gang) -> bool:
+        """Return True if processes of ``job`` are started on another node, and none has greeted yet."""
+        if job.processes.first_hello_s is not None or job.relocation.ending or job.state.ended:
+            return False
+        return job.relocation.gone_s is not None or (job.command.runs and bool(self.origin(job)))
+
+    def restrict(self, job: Gang) -> None:
+        """Tell policies to keep ``job``, which is new, on any one node if it is elastic."""
+        if job.spec.elastic and not self.single:
+            job.within = tuple(self.numbers)
+
+    def confine(self, job: Gang) -> None:
+        """Tell policies whether ``job``, if it is elastic, must stay on its present node."""
+        if job.within and (job.spec.relaunch or not job.lease):
+            leaves = self.can_leave(job) and not job.bound
+            job.within = tuple(self.numbers) if leaves else job.nodes[:1]
+
+
+def nodes_of_ranks(job: Gang, count: int) -> tuple[int, ...]:
+    """Return the nodes of the first ``count`` ranks of ``job``; of an elastic job all one node."""
+    return job.nodes[:1] * count if job.spec.elastic else job.nodes[:count]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return ``names``, of nodes, joined by commas, each once. The scheduler's own node is ``here``."""
+    return ",".join(name or "here" for name in dict.fromkeys(names))
+
+
+def _cluster(devices: Sequence[DeviceName], sockets: int) -> Cluster:
+    """Return the cluster of the nodes that ``devices``, listed node by node, belong to."""
+    sizes = [len(list(run)) for _, run in groupby(devices, key=lambda device: device.node)]
+    nodes = [Cluster.one_node(size, sockets) for size in sizes or [0]]
+    return Cluster(sizes, socket_sizes=[size for node in nodes for size in node.socket_sizes])
