@@ -336,7 +336,8 @@ def test_a_gang_has_ranks_on_both_nodes(site: Site) -> None:
     job = site.start("g", argv, 2)
     assert site.finish("g") == [JobState.SUCCEEDED]
     assert job.nodes == (0, 1)
-    assert len(site.happened(Exited)) == 1, "one end, though there were two commands"
+    assert {(end.node, end.code) for end in site.happened(Exited)} == {("", 0), ("b", 0)}
+    assert len(site.happened(Exited)) == 2, "each of the two commands has one end"
 
 
 def test_when_one_part_of_a_gang_fails_the_other_is_ended(site: Site) -> None:
