@@ -17,9 +17,18 @@ from statistics import mean
 
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Command, Event, Exited, RankGone, Reported, Submitted, Tell, Woken
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import (
+    Command,
+    Event,
+    Exited,
+    RankGone,
+    Reported,
+    Submitted,
+    Tell,
+    Woken,
+)
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.types import DeviceName
 

@@ -24,7 +24,9 @@ import numpy as np
 
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import (
     Command,
     Event,
     Exited,
@@ -35,8 +37,6 @@ from gpuslice.sched_core.core.events import (
     Submitted,
     Tell,
 )
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.types import DeviceName
 

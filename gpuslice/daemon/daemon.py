@@ -21,10 +21,10 @@ from gpuslice.daemon.scheduler_setup import Setup
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.memory import available_bytes
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Command, Event
 from gpuslice.sched_core.job import GRACE_S
 from gpuslice.sched_core.journal.journal import Journal
 from gpuslice.sched_core.journal.replay import Replay
+from gpuslice.sched_core.lifecycle.events import Command, Event
 from gpuslice.sched_core.live.client_socket import ClientSocket
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.live.status import Overview

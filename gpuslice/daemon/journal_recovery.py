@@ -12,12 +12,12 @@ import msgspec
 
 from gpuslice.daemon.scheduler_setup import Setup, read_setup
 from gpuslice.errors import ConfigError, GpusliceError
-from gpuslice.sched_core.core.events import Submitted
 from gpuslice.sched_core.journal.audit import audit
 from gpuslice.sched_core.journal.head import path_of
 from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError
 from gpuslice.sched_core.journal.repair import salvage
 from gpuslice.sched_core.journal.replay import Replay
+from gpuslice.sched_core.lifecycle.events import Submitted
 from gpuslice.sched_core.nodes import exit_record
 from gpuslice.sched_core.nodes.endpoint import next_past
 

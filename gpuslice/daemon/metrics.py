@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Event, Noted, Reported, Submitted
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Event, Noted, Reported, Submitted
 from gpuslice.sched_core.live.job_history import JobHistory, Phase
 from gpuslice.version import __version__
 from gpuslice.wire import Resumed, Suspended

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpuslice.daemon import event_log
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Command, Event, Submitted
+from gpuslice.sched_core.lifecycle.events import Command, Event, Submitted
 from gpuslice.sched_core.live.job_history import JobHistory, Phase
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.files import private_directory, replace_file, working_directory
 from gpuslice.node_agents.ssh import parse_host
 from gpuslice.nodes.plan import KEYS, Answer, Config, Found, Host, Remark, Wanted, of_node
-from gpuslice.sched_core.core.events import Noted
+from gpuslice.sched_core.lifecycle.events import Noted
 from gpuslice.sched_core.nodes import curve
 from gpuslice.sched_core.nodes.endpoint import host_and_port, logs_directory
 from gpuslice.sched_core.nodes.node_logs import identity

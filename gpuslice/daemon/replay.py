@@ -9,9 +9,9 @@ from types import TracebackType
 from gpuslice.daemon.scheduler_setup import CORE_VERSION, Setup, read_setup
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.files import closed_directory
-from gpuslice.sched_core.core.events import Command, Event
 from gpuslice.sched_core.journal.journal import Journal
 from gpuslice.sched_core.journal.replay import Replay, SetAside
+from gpuslice.sched_core.lifecycle.events import Command, Event
 
 
 class JournalReplay:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Event, Noted, Reported
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Event, Noted, Reported
 from gpuslice.sched_core.nodes.transfers import Transfers
 from gpuslice.wire import Suspended
 

@@ -16,7 +16,7 @@ from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.config import Settings
 from gpuslice.errors import UsageError
 from gpuslice.launch import command
-from gpuslice.sched_core.core.events import Command, Event
+from gpuslice.sched_core.lifecycle.events import Command, Event
 from gpuslice.sched_core.nodes.endpoint import check_path
 from gpuslice.sched_core.nodes.local_node import rank_endpoint
 from gpuslice.types import DeviceName

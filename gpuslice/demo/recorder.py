@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpuslice.profiler.timeline import Holding, Span, Timeline
-from gpuslice.sched_core.core.events import Command, Event, Exited, Reported, Submitted, Tell
+from gpuslice.sched_core.lifecycle.events import Command, Event, Exited, Reported, Submitted, Tell
 from gpuslice.sched_core.switch_cost_model import costs_s
 from gpuslice.verbs import JobInfo
 from gpuslice.wire import Bye, Progress, Resume, Resumed, Suspend, Suspended

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gpuslice.sched_core.core.events import Command, Event, Exited, Reported, Tell
+from gpuslice.sched_core.lifecycle.events import Command, Event, Exited, Reported, Tell
 from gpuslice.wire import Resume, Resumed, Suspended
 
 from .recorder import JobRecord, Recorder

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gpuslice.clock import Clock
-from gpuslice.sched_core.core.events import Exited
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import Exited
 from gpuslice.sched_core.nodes.processes import Processes
 
 from .training import SCRIPTS, Training, digest

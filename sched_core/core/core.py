@@ -12,16 +12,11 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 
+from gpuslice.sched_core.allocation.allocation import Allocation
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.ledger import Ledger
-from gpuslice.sched_core.policy import Policy, placement_of
-from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
-from gpuslice.types import DeviceName
-from gpuslice.wire import Progress
-
-from . import launching, owner_requests
-from .allocation import Allocation
-from .events import (
+from gpuslice.sched_core.lifecycle import launching
+from gpuslice.sched_core.lifecycle.events import (
     Brought,
     Cancelled,
     Command,
@@ -46,13 +41,19 @@ from .events import (
     Weighted,
     Woken,
 )
-from .invariants import check
-from .node_map import NodeMap
-from .rank_processes import RankProcesses
-from .rank_reports import RankReports
-from .reconciliation import Reconciliation
-from .state import State
-from .switch_costs import SwitchCosts
+from gpuslice.sched_core.lifecycle.invariants import check
+from gpuslice.sched_core.lifecycle.node_map import NodeMap
+from gpuslice.sched_core.lifecycle.rank_processes import RankProcesses
+from gpuslice.sched_core.lifecycle.rank_reports import RankReports
+from gpuslice.sched_core.lifecycle.reconciliation import Reconciliation
+from gpuslice.sched_core.lifecycle.state import State
+from gpuslice.sched_core.lifecycle.switch_costs import SwitchCosts
+from gpuslice.sched_core.policy import Policy, placement_of
+from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
+from gpuslice.types import DeviceName
+from gpuslice.wire import Progress
+
+from . import owner_requests
 
 #: A policy is asked at most so often at one moment, and then again so many seconds later. Without that,
 #: a policy that changes its answer each time would be asked for ever.

@@ -7,14 +7,13 @@ from math import inf
 
 from gpuslice.config import format_size
 from gpuslice.errors import UsageError
+from gpuslice.sched_core.allocation.allocation import Allocation
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
-
-from .allocation import Allocation
-from .events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
-from .job_steps import end
-from .state import State
+from gpuslice.sched_core.lifecycle.events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
+from gpuslice.sched_core.lifecycle.job_steps import end
+from gpuslice.sched_core.lifecycle.state import State
 
 
 def check_submission(state: State, allocation: Allocation, spec: JobSpec) -> None:

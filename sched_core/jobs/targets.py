@@ -6,12 +6,28 @@ Whoever adds a reason to keep a job off devices, or to put it on others than the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from .gang import Gang
+from .facts import Processes
+from .states import JobState
 
 Devices = tuple[int, ...]
+
+
+class Claimed(Protocol):
+    """The facts of a job that claims ask about."""
+
+    state: JobState
+    finishing: bool
+    held: bool
+    processes: Processes
+    borrowed: Devices
+    lent: bool
+    running: bool
+    placement: Devices
+
+    @property
+    def between_trainings(self) -> bool: ...
 
 
 class Claim(NamedTuple):
@@ -30,52 +46,52 @@ class Claim(NamedTuple):
     """
 
     name: str
-    applies: Callable[[Gang], bool]
-    devices: Callable[[Gang], Devices]
+    applies: Callable[[Claimed], bool]
+    devices: Callable[[Claimed], Devices]
     withdraws: bool = False
 
 
-def _has_ended(job: Gang) -> bool:
+def _has_ended(job: Claimed) -> bool:
     return job.state.ended
 
 
-def _has_made_its_steps(job: Gang) -> bool:
+def _has_made_its_steps(job: Claimed) -> bool:
     return job.finishing
 
 
-def _is_held(job: Gang) -> bool:
+def _is_held(job: Claimed) -> bool:
     return job.held
 
 
-def _node_is_lost(job: Gang) -> bool:
+def _node_is_lost(job: Claimed) -> bool:
     return job.processes.cut_off
 
 
-def _has_no_process(job: Gang) -> bool:
+def _has_no_process(job: Claimed) -> bool:
     return job.between_trainings
 
 
-def _is_tried(job: Gang) -> bool:
+def _is_tried(job: Claimed) -> bool:
     return bool(job.borrowed)
 
 
-def _lends(job: Gang) -> bool:
+def _lends(job: Claimed) -> bool:
     return job.lent
 
 
-def _is_planned(job: Gang) -> bool:
+def _is_planned(job: Claimed) -> bool:
     return job.running
 
 
-def _nowhere(job: Gang) -> Devices:
+def _nowhere(job: Claimed) -> Devices:
     return ()
 
 
-def _of_trial(job: Gang) -> Devices:
+def _of_trial(job: Claimed) -> Devices:
     return job.borrowed
 
 
-def _of_plan(job: Gang) -> Devices:
+def _of_plan(job: Claimed) -> Devices:
     return job.placement
 
 
@@ -93,7 +109,7 @@ CLAIMS = (
 _NO_CLAIM = Claim("the policy did not choose it", bool, _nowhere)
 
 
-def claim_on(job: Gang) -> Claim:
+def claim_on(job: Claimed) -> Claim:
     """Return the claim that says which devices ``job`` is to have."""
     for claim in CLAIMS:
         if claim.applies(job):

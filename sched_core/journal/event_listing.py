@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.lifecycle.events import (
     Computed,
     Event,
     Limited,

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from gpuslice.errors import GpusliceError
-from gpuslice.sched_core.core.events import Event, Noted, Reported, decode
+from gpuslice.sched_core.lifecycle.events import Event, Noted, Reported, decode
 from gpuslice.types import explain, shortened
 from gpuslice.wire import NOT_A_VALUE, Progress
 

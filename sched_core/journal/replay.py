@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpuslice.errors import GpusliceError, UsageError
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Command, Event, Noted, Plain, job_of, named
+from gpuslice.sched_core.lifecycle.events import Command, Event, Noted, Plain, job_of, named
 from gpuslice.types import shortened
 
 from .journal import UNREADABLE, Journal

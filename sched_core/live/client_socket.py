@@ -20,13 +20,13 @@ from gpuslice.errors import (
     RemoteProtocolError,
     UsageError,
 )
-from gpuslice.sched_core.core.events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
 from gpuslice.sched_core.job import GRACE_S
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.journal.event_listing import history
 from gpuslice.sched_core.journal.journal import Journal, JournalError
+from gpuslice.sched_core.lifecycle.events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
 from gpuslice.sched_core.nodes.curve import KeyAuthenticator, scheduler_keys
 from gpuslice.sched_core.nodes.endpoint import CLIENT_SOCKET, bind, bind_tcp, check_sender, receive
 from gpuslice.types import job_id, shortened

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 
-from gpuslice.sched_core.core.events import Compute, Computed
+from gpuslice.sched_core.lifecycle.events import Compute, Computed
 from gpuslice.sched_core.nodes.processes import watch
 from gpuslice.sched_core.policy import Task
 

@@ -11,9 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Command, Event, Kill, Launch, Notice, Reported, Submitted, Tell
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
+    Command,
+    Event,
+    Kill,
+    Launch,
+    Notice,
+    Reported,
+    Submitted,
+    Tell,
+)
 from gpuslice.sched_core.switch_cost_model import costs_s
 from gpuslice.wire import Resumed, Suspended
 

@@ -16,9 +16,14 @@ from functools import partial
 
 import msgspec
 
-from gpuslice.sched_core.core import launching
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.places import processes_of
+from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle import launching
+from gpuslice.sched_core.lifecycle.events import (
     Bring,
     Brought,
     Event,
@@ -32,14 +37,9 @@ from gpuslice.sched_core.core.events import (
     RankGone,
     StateWaits,
 )
-from gpuslice.sched_core.core.launches import bring
-from gpuslice.sched_core.core.launching import KILLED
-from gpuslice.sched_core.core.node_map import listed
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.facts import Stage
-from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.jobs.places import processes_of
-from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.launches import bring
+from gpuslice.sched_core.lifecycle.launching import KILLED
+from gpuslice.sched_core.lifecycle.node_map import listed
 from gpuslice.sched_core.nodes.gang_commands import on_node
 from gpuslice.sched_core.nodes.lease import LEASED
 from gpuslice.sched_core.nodes.local_node import LocalNode

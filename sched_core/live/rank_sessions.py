@@ -14,8 +14,8 @@ import msgspec
 
 from gpuslice import wire
 from gpuslice.errors import GpusliceError, RemoteProtocolError
-from gpuslice.sched_core.core.events import Reported, Tell
 from gpuslice.sched_core.journal.journal import JournalError
+from gpuslice.sched_core.lifecycle.events import Reported, Tell
 from gpuslice.sched_core.nodes.node import Connection
 from gpuslice.sched_core.nodes.rank_socket import rejection
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuslice.sched_core.back_off import BackOff
-from gpuslice.sched_core.core.events import Event, job_of, named
+from gpuslice.sched_core.lifecycle.events import Event, job_of, named
 
 _FIRST_S, _MOST_S = 1.0, 60.0
 #: The most rejections that are kept. The oldest is forgotten first.

@@ -21,7 +21,11 @@ from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.errors import GpusliceError, UnforeseenError
 from gpuslice.files import private_directory
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.places import processes_of
+from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.journal.journal import JournalError
+from gpuslice.sched_core.lifecycle.events import (
     Bring,
     Command,
     Compute,
@@ -42,10 +46,6 @@ from gpuslice.sched_core.core.events import (
     job_of,
     named,
 )
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.places import processes_of
-from gpuslice.sched_core.jobs.program import Program
-from gpuslice.sched_core.journal.journal import JournalError
 from gpuslice.sched_core.nodes.endpoint import LOCK, lock
 from gpuslice.sched_core.nodes.local_node import LocalNode
 from gpuslice.sched_core.nodes.node import Reports

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuslice.sched_core.back_off import BackOff
-from gpuslice.sched_core.core.events import Event, Noted, named
+from gpuslice.sched_core.lifecycle.events import Event, Noted, named
 
 #: A decision that takes this long is slow: all jobs of the shortest usual quantum would wait for it.
 SLOW_S = 1.0

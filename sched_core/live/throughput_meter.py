@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Event, Measured, Reported
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Event, Measured, Reported
 from gpuslice.wire import Progress, Suspended
 
 #: The first steps of a job are not like the others. Nor are those of an elastic job on other devices: its

@@ -7,8 +7,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Noted
 from gpuslice.sched_core.jobs.accounts import Activity
+from gpuslice.sched_core.lifecycle.events import Noted
 
 from .blockers import Blockers
 

@@ -13,9 +13,9 @@ import zmq
 
 from gpuslice import config
 from gpuslice.clock import Clock
-from gpuslice.sched_core.core.events import Exited, RankGone
 from gpuslice.sched_core.jobs.failures import CANNOT_START, telling
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import Exited, RankGone
 
 from . import exit_record
 from .endpoint import bind, logs_directory

@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from gpuslice.sched_core.core.events import Exited, RankGone
 from gpuslice.sched_core.job import GRACE_S
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import Exited, RankGone
 from gpuslice.types import ByteCount, Count, JobName, Pid, RankNumber, Seconds
 
 

@@ -19,8 +19,8 @@ from zmq.utils.monitor import recv_monitor_message
 from gpuslice.clock import Clock, MonotonicClock
 from gpuslice.errors import RemoteProtocolError
 from gpuslice.files import private_directory
-from gpuslice.sched_core.core.events import Exited, RankGone
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import Exited, RankGone
 
 from .curve import KeyPair
 from .endpoint import LOCK, lock

@@ -12,8 +12,8 @@ from typing import Literal, cast
 import msgspec
 import zmq
 
-from gpuslice.sched_core.core.events import Exited, RankGone
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import Exited, RankGone
 from gpuslice.types import ByteCount, Count, JobName, Pid, PortNumber, RankNumber, Seconds, VariableName, Word
 from gpuslice.wire import MAX_MESSAGE_BYTES, decode_frame
 

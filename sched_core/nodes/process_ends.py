@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuslice.sched_core.core.events import Exited, RankGone
+from gpuslice.sched_core.lifecycle.events import Exited, RankGone
 
 from .rank_socket import RankSocket
 

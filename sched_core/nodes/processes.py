@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 from gpuslice.clock import Clock
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.sched_core.core.events import Event, Exited, RankGone
 from gpuslice.sched_core.jobs.failures import ATTEMPT_MARK, TAIL_BYTES, telling
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import Event, Exited, RankGone
 
 from . import exit_record, supervisor
 

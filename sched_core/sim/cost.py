@@ -11,9 +11,9 @@ from typing import Any
 
 from gpuslice.config import state_directory
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.core.events import Reported, Submitted
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.journal.journal import FILE, Journal
+from gpuslice.sched_core.lifecycle.events import Reported, Submitted
 from gpuslice.sched_core.switch_cost_model import CostModel, Half, State
 from gpuslice.wire import Resumed, Suspended
 

@@ -24,8 +24,8 @@ import zmq
 from gpuslice.client.client import Client
 from gpuslice.daemon.replay import JournalReplay
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.core.timeouts import GANG_TIMEOUT_S
 from gpuslice.sched_core.journal.journal import FILE
+from gpuslice.sched_core.lifecycle.timeouts import GANG_TIMEOUT_S
 from gpuslice.verbs import JobInfo
 
 from ..patience import PATIENCE_S

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gpuslice.cli import main
-from gpuslice.sched_core.core.events import Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.journal.journal import FILE, Journal
+from gpuslice.sched_core.lifecycle.events import Submitted
 
 from ..patience import PATIENCE_S
 from .conftest import Shell

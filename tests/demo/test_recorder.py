@@ -12,9 +12,9 @@ from gpuslice import wire
 from gpuslice.demo.recorder import Recorder
 from gpuslice.demo.screen import Lines, Picture
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Event, Exited, RankGone, Reported, Submitted, Woken
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import Event, Exited, RankGone, Reported, Submitted, Woken
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.types import DeviceName
 

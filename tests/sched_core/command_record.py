@@ -20,7 +20,7 @@ import pytest
 
 from gpuslice.errors import IllegalTransitionError, UsageError
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Command, Event
+from gpuslice.sched_core.lifecycle.events import Command, Event
 
 _HERE = Path(__file__).resolve().parent
 PATH = _HERE.parent / "data" / "oracles" / "commands.json"

@@ -9,7 +9,11 @@ import msgspec
 
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Command,
     Event,
     FindPort,
@@ -20,10 +24,6 @@ from gpuslice.sched_core.core.events import (
     Tell,
     Woken,
 )
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.jobs.program import Program
-from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.job_history import JobHistory
 from gpuslice.sched_core.placement.registry import make_placement
 from gpuslice.sched_core.policies.rr import RoundRobin

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Command,
     Event,
     Exited,
@@ -18,8 +20,6 @@ from gpuslice.sched_core.core.events import (
     WakeAt,
     Woken,
 )
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.throughput_meter import ThroughputMeter
 from gpuslice.sched_core.policies.registry import make_policy, policy_options
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Bring,
     Brought,
     Command,
@@ -16,7 +17,6 @@ from gpuslice.sched_core.core.events import (
     RankGone,
     StateWaits,
 )
-from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend, View
 
 from .driver import Driver, Scripted, suspended

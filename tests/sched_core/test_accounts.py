@@ -17,7 +17,9 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.accounts import SETUP_AT_MOST_S
+from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
     Command,
     Event,
@@ -31,8 +33,6 @@ from gpuslice.sched_core.core.events import (
     Submitted,
     Tell,
 )
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.accounts import SETUP_AT_MOST_S
 from gpuslice.sched_core.live.status import Overview
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Plan, Policy, View

@@ -7,8 +7,8 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.core.events import Bring, Brought, Exited, RankGone
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Bring, Brought, Exited, RankGone
 from gpuslice.sched_core.policies.registry import make_policy
 
 from .driver import Driver, picture, suspended, told

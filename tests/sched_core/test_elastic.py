@@ -6,10 +6,10 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.core.events import Command, Exited, Moved, RankGone, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Command, Exited, Moved, RankGone, Submitted
 from gpuslice.sched_core.policies.gandiva.policy import Gandiva
 from gpuslice.sched_core.policy import Migrate, Plan
 

@@ -16,10 +16,10 @@ from gpuslice.config import Settings
 from gpuslice.launch import command
 from gpuslice.launch.rank_start import as_ranks
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Cancelled, Command, Event, Notice
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Cancelled, Command, Event, Notice
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.policies.gandiva.policy import Gandiva
 from gpuslice.sched_core.policies.optimus import Optimus

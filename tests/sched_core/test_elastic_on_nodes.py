@@ -11,11 +11,11 @@ import pytest
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Command, Exited, Moved, NodeLost, RankGone, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Command, Exited, Moved, NodeLost, RankGone, Submitted
 from gpuslice.sched_core.policies.registry import POLICIES
 from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend
 from gpuslice.types import DeviceName

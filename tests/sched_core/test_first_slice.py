@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState
+from gpuslice.sched_core.lifecycle.events import Submitted
 from gpuslice.sched_core.policies.registry import make_policy
 
 from .driver import PROGRAM, QUANTUM_S, Driver, told

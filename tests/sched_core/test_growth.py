@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.rank import RankPhase
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
     Event,
     Exited,
@@ -18,9 +21,6 @@ from gpuslice.sched_core.core.events import (
     Released,
     Submitted,
 )
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.rank import RankPhase
-from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.throughput_meter import ThroughputMeter
 from gpuslice.sched_core.policies.optimus import Optimus
 from gpuslice.sched_core.policies.slaq import Slaq

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Submitted
 from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend
 
 from .driver import PROGRAM, Driver, Scripted, refused, suspended, told

@@ -18,7 +18,8 @@ from gpuslice import wire
 from gpuslice.agent.orders import Orders, Phase
 from gpuslice.errors import IllegalTransitionError
 from gpuslice.runtime.boundaries import BoundaryCounter
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
     Command,
     Event,
@@ -32,7 +33,6 @@ from gpuslice.sched_core.core.events import (
     Submitted,
     Tell,
 )
-from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.policies.registry import make_policy
 
 from .driver import PROGRAM, QUANTUM_S, Driver, picture, refused, suspended

@@ -19,12 +19,12 @@ import pytest
 
 from gpuslice.config import Settings
 from gpuslice.launch import command
-from gpuslice.sched_core.core import restarts
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Held, Released
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle import restarts
+from gpuslice.sched_core.lifecycle.events import Held, Released
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.policies.fifo import Fifo
 from gpuslice.types import DeviceName

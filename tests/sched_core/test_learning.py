@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import Cancelled, Exited, RankGone
 from gpuslice.sched_core.job import Job, JobSpec
 from gpuslice.sched_core.jobs.estimates import ENOUGH, Estimates
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Cancelled, Exited, RankGone
 from gpuslice.sched_core.policies.registry import make_policy
 
 from .driver import Driver, picture, told

@@ -6,10 +6,10 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import OVER_MEMORY_LIMIT, UsageError
-from gpuslice.sched_core.core.events import Cancelled, Exited, Held, RankGone, Released, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.jobs.wait_reasons import Delays
+from gpuslice.sched_core.lifecycle.events import Cancelled, Exited, Held, RankGone, Released, Submitted
 from gpuslice.sched_core.policy import Plan, Start
 
 from .driver import PROGRAM, Driver, Scripted, notices, told

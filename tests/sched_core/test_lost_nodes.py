@@ -11,7 +11,13 @@ import pytest
 from gpuslice import wire
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.rank import RankPhase
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.ledger import Ledger
+from gpuslice.sched_core.lifecycle.events import (
     Brought,
     Command,
     Event,
@@ -25,12 +31,6 @@ from gpuslice.sched_core.core.events import (
     Submitted,
     Tell,
 )
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.facts import Stage
-from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.jobs.rank import RankPhase
-from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.ledger import Ledger
 from gpuslice.sched_core.policies.registry import POLICIES, make_policy
 from gpuslice.sched_core.policy import Plan, Policy, PolicyError, Start
 

@@ -10,10 +10,10 @@ import pytest
 
 from gpuslice.errors import ConfigError
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.interference import MOST, Prior, Sample
+from gpuslice.sched_core.lifecycle.events import (
     Notice,
 )
-from gpuslice.sched_core.interference import MOST, Prior, Sample
 from gpuslice.sched_core.policies.gandiva.live_packing import Packing
 from gpuslice.sched_core.policies.registry import make_policy
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuslice.sched_core.core.events import Held, Moved, Released
+from gpuslice.sched_core.lifecycle.events import Held, Moved, Released
 
 from .packing_world import COMPUTES, WAITS, World
 

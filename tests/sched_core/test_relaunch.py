@@ -6,7 +6,9 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
     Command,
     Exited,
@@ -16,8 +18,6 @@ from gpuslice.sched_core.core.events import (
     RankGone,
     Released,
 )
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policy import Migrate, Plan, Start
 
 from .driver import Resized, Resizer, devices, notices, picture, told

@@ -9,7 +9,10 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Bring,
     Cancelled,
     Command,
@@ -23,9 +26,6 @@ from gpuslice.sched_core.core.events import (
     Released,
     Submitted,
 )
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.options import find
 from gpuslice.sched_core.policies.registry import POLICIES, make_policy, policy_names
 from gpuslice.sched_core.policy import Migrate, Places, Plan, Policy, Start, View

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Command,
     Exited,
     Held,
     Moved,
     RankGone,
 )
-from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policy import Migrate, Start, Suspend
 
 from .driver import Driver, notices, suspended

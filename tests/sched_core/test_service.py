@@ -6,10 +6,10 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Cancelled, Exited, Held, RankGone, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.accounts import SETUP_AT_MOST_S
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Cancelled, Exited, Held, RankGone, Submitted
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Migrate, Plan
 

@@ -6,8 +6,8 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.sched_core.cluster import Cluster, FreeDevices
-from gpuslice.sched_core.core.events import Submitted
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.lifecycle.events import Submitted
 from gpuslice.sched_core.placement.nodes import SkewAware
 
 from .driver import PROGRAM, Driver

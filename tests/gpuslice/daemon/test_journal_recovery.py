@@ -13,10 +13,10 @@ from gpuslice.daemon.journal_recovery import continued, open_journal
 from gpuslice.daemon.replay import JournalReplay
 from gpuslice.daemon.scheduler_setup import Setup
 from gpuslice.errors import ConfigError, EnvironmentUnusableError
-from gpuslice.sched_core.core.events import Cancelled, Exited, Reported, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError
+from gpuslice.sched_core.lifecycle.events import Cancelled, Exited, Reported, Submitted
 from gpuslice.sched_core.nodes import exit_record
 from gpuslice.types import DeviceName
 

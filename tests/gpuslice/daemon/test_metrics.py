@@ -12,8 +12,8 @@ from gpuslice import wire
 from gpuslice.daemon import metrics
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Cancelled, Noted, Submitted
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.lifecycle.events import Cancelled, Noted, Submitted
 from gpuslice.sched_core.live.job_history import JobHistory
 from gpuslice.sched_core.policies.rr import RoundRobin
 

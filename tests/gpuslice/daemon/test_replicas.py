@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from gpuslice.daemon.replicas import Replicas
-from gpuslice.sched_core.core.events import Held, NodeLost, Noted, Released, Reported, Submitted
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.lifecycle.events import Held, NodeLost, Noted, Released, Reported, Submitted
 from gpuslice.sched_core.nodes.transfers import Done, Transfers, Waiting
 
 from ...sched_core.driver import PROGRAM, Driver, suspended

@@ -10,9 +10,9 @@ from gpuslice.daemon.device_lists import parse_devices
 from gpuslice.daemon.scheduler_setup import Setup, options, oversubscription_warning
 from gpuslice.errors import ConfigError, EnvironmentUnusableError, UsageError
 from gpuslice.kernels.nvml import Driver, Gpu
-from gpuslice.sched_core.core.events import Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import Submitted
 from gpuslice.types import DeviceName
 
 PACKS = {"pack": "true", "pack_slice_s": "2.0"}

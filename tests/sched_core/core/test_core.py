@@ -6,7 +6,8 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, UsageError
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
     Command,
     Exited,
@@ -20,8 +21,7 @@ from gpuslice.sched_core.core.events import (
     Tell,
     WakeAt,
 )
-from gpuslice.sched_core.core.rank_orders import NEVER
-from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.rank_orders import NEVER
 from gpuslice.types import MAX_COUNT
 
 from ..driver import PROGRAM, Driver, picture, refused, suspended, told

@@ -16,7 +16,7 @@ from gpuslice.sched_core.jobs.rank import Rank
 
 ROOT = Path(sched_core.__file__).parent
 #: Where jobs are live; the simulator and the policies have records of their own.
-LIVE = ("core", "jobs", "lifecycle", "live", "journal")
+LIVE = ("allocation", "jobs", "lifecycle", "live", "journal")
 RECORDS = (
     *(facts.Asked, facts.Command, facts.Lateness, facts.Processes, facts.Relocation, facts.Switch),
     facts.Verdict,

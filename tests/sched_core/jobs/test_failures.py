@@ -8,7 +8,10 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import WITHOUT_STATE, IllegalTransitionError
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.failures import ATTEMPT_MARK, Failure, Kind, classify, telling, verdict
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
     Command,
     Exited,
@@ -18,9 +21,6 @@ from gpuslice.sched_core.core.events import (
     RankGone,
     Submitted,
 )
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.failures import ATTEMPT_MARK, Failure, Kind, classify, telling, verdict
-from gpuslice.sched_core.jobs.states import JobState
 
 from ..driver import PROGRAM, Driver, told
 

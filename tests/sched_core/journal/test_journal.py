@@ -11,11 +11,11 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Event, Held, Noted, Reported, Woken
 from gpuslice.sched_core.journal.audit import audit
 from gpuslice.sched_core.journal.head import Head, HeadFile, link, path_of
 from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError, JournalError
 from gpuslice.sched_core.journal.repair import salvage
+from gpuslice.sched_core.lifecycle.events import Event, Held, Noted, Reported, Woken
 from gpuslice.sched_core.policies.rr import RoundRobin
 
 from ..driver import QUANTUM_S, Driver, devices, picture

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Event, Held, Submitted, Weighted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
@@ -17,6 +16,7 @@ from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.journal.event_listing import history
 from gpuslice.sched_core.journal.journal import Journal
 from gpuslice.sched_core.journal.replay import Replay
+from gpuslice.sched_core.lifecycle.events import Event, Held, Submitted, Weighted
 from gpuslice.sched_core.policies.rr import RoundRobin
 
 from ..driver import PROGRAM, QUANTUM_S, devices, picture
@@ -84,7 +84,7 @@ def test_an_event_that_fails_in_the_midst_of_the_core_leaves_no_trace_in_it(
         write(journal, submitted("a"), Held("a"))
         sound, _ = taken(journal)
         write(journal, Weighted("a", 2.0))
-        monkeypatch.setattr("gpuslice.sched_core.core.allocation.Allocation.reweigh", weigh)
+        monkeypatch.setattr("gpuslice.sched_core.allocation.allocation.Allocation.reweigh", weigh)
         core, replay = taken(journal)
         assert replay.rejected[3].reason == "ZeroDivisionError: in the midst"
         assert picture(core) == picture(sound)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.sched_core.core.events import Noted
 from gpuslice.sched_core.journal.audit import audit
 from gpuslice.sched_core.journal.event_listing import history
 from gpuslice.sched_core.journal.journal import FILE, Journal
 from gpuslice.sched_core.journal.repair import salvage
+from gpuslice.sched_core.lifecycle.events import Noted
 
 
 def append(path: Path, *moments: tuple[float, float]) -> None:

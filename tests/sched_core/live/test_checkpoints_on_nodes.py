@@ -12,8 +12,8 @@ import pytest
 
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.config import Settings
-from gpuslice.sched_core.core import restarts
 from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.lifecycle import restarts
 
 from .test_gangs_on_nodes import Gangs, gangs, processes, servers, undisturbed
 

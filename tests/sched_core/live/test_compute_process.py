@@ -13,11 +13,11 @@ import pytest
 
 from gpuslice import Client
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Command, Compute, Computed, Event, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.journal.journal import Journal
+from gpuslice.sched_core.lifecycle.events import Command, Compute, Computed, Event, Submitted
 from gpuslice.sched_core.live.client_socket import ClientSocket
 from gpuslice.sched_core.live.job_history import JobHistory
 from gpuslice.sched_core.live.scheduler import Scheduler
@@ -30,7 +30,7 @@ from gpuslice.sched_core.policy import Plan, Task, View
 from gpuslice.verbs import SchedulerStatus
 
 from ...patience import PATIENCE_S
-from ..core.test_deadlines import obey, train
+from ..allocation.test_deadlines import obey, train
 from ..driver import PROGRAM, Driver, devices, notices
 
 WAITS = """

@@ -15,11 +15,11 @@ import pytest
 from gpuslice.config import Settings
 from gpuslice.launch import command
 from gpuslice.launch.rank_start import as_ranks
-from gpuslice.sched_core.core.events import Released
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Released
 from gpuslice.sched_core.policy import Migrate, Plan, Policy, Start, View
 from tests.gpuslice.elastic import training
 from tests.gpuslice.elastic.checks import check_close, check_epochs, check_equal, last_attempts, logs

@@ -15,8 +15,8 @@ import pytest
 
 from gpuslice.clock import MonotonicClock
 from gpuslice.errors import EnvironmentUnusableError
-from gpuslice.sched_core.core.events import Exited
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import Exited
 from gpuslice.sched_core.nodes import exit_record, processes
 from gpuslice.sched_core.nodes.exit_record import KILLED, create, exit_code, read
 from gpuslice.sched_core.nodes.processes import Processes

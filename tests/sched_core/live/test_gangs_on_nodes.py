@@ -20,11 +20,11 @@ from gpuslice.config import Settings
 from gpuslice.daemon.replicas import Replicas
 from gpuslice.launch import command
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Cancelled, Event, Held, Moved, NodeLost, Released
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Cancelled, Event, Held, Moved, NodeLost, Released
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.nodes.local_node import rank_endpoint
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNodes

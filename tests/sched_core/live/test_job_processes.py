@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Bring,
     Brought,
     Cancelled,
@@ -23,9 +26,6 @@ from gpuslice.sched_core.core.events import (
     RankGone,
     StateWaits,
 )
-from gpuslice.sched_core.jobs.facts import Stage
-from gpuslice.sched_core.jobs.program import Program
-from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.job_processes import JobProcesses
 from gpuslice.sched_core.nodes.node import Reports, Sought
 from gpuslice.sched_core.policy import Start

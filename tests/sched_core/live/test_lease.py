@@ -15,9 +15,9 @@ import pytest
 
 from gpuslice.clock import BoottimeClock
 from gpuslice.config import variable
-from gpuslice.sched_core.core.events import Cancelled, NodeFound, NodeLost
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Cancelled, NodeFound, NodeLost
 from gpuslice.sched_core.nodes import exit_record, supervisor
 from gpuslice.sched_core.nodes.lease import LEASED, Lease
 from gpuslice.sched_core.nodes.local_node import rank_endpoint

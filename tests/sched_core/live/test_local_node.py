@@ -14,8 +14,8 @@ import pytest
 import zmq
 
 from gpuslice.clock import MonotonicClock
-from gpuslice.sched_core.core.events import Exited, RankGone
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import Exited, RankGone
 from gpuslice.sched_core.nodes.local_node import LocalNode
 from gpuslice.sched_core.nodes.node import Reports
 

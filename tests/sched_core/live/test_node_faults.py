@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
     Exited,
     Held,
@@ -22,8 +24,6 @@ from gpuslice.sched_core.core.events import (
     Reported,
     StateWaits,
 )
-from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.wire import Suspended
 
 from ...patience import PATIENCE_S

@@ -13,7 +13,11 @@ import pytest
 
 from gpuslice.clock import MonotonicClock
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
     Command,
     Event,
@@ -23,10 +27,6 @@ from gpuslice.sched_core.core.events import (
     Noted,
     Reported,
 )
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.jobs.program import Program
-from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.nodes import curve
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNodes

@@ -12,10 +12,10 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Command, Event, Tell
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Command, Event, Tell
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.types import DeviceName

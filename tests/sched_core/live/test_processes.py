@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpuslice.clock import MonotonicClock
-from gpuslice.sched_core.core.events import Event, Exited, RankGone
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import Event, Exited, RankGone
 from gpuslice.sched_core.nodes.processes import Processes, uninterrupted
 
 from ...patience import PATIENCE_S

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import Reported, Tell
+from gpuslice.sched_core.lifecycle.events import Reported, Tell
 from gpuslice.sched_core.live.rank_sessions import RankSessions
 from gpuslice.sched_core.nodes.node import Connection
 

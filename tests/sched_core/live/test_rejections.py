@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuslice.sched_core.core.events import Cancelled, Held, Woken
+from gpuslice.sched_core.lifecycle.events import Cancelled, Held, Woken
 from gpuslice.sched_core.live.rejections import Rejections
 
 

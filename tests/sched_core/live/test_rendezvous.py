@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from gpuslice.sched_core.core.events import Cancelled, Moved, NodeLost, StateWaits
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Cancelled, Moved, NodeLost, StateWaits
 from gpuslice.sched_core.nodes import rendezvous
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNode
 

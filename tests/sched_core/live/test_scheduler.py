@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import Cancelled, Event, RankGone, Reported
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Cancelled, Event, RankGone, Reported
 from gpuslice.sched_core.nodes import processes
 
 from ...patience import PATIENCE_S

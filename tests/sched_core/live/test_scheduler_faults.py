@@ -13,10 +13,10 @@ import pytest
 
 from gpuslice.errors import EnvironmentUnusableError, UnforeseenError, UsageError
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Cancelled, Event, Exited, Held, Noted, Submitted, Tell
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Cancelled, Event, Exited, Held, Noted, Submitted, Tell
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.nodes import exit_record
 from gpuslice.sched_core.policies.rr import RoundRobin

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Event, Measured, Reported, Submitted
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.lifecycle.events import Event, Measured, Reported, Submitted
 from gpuslice.sched_core.live.throughput_meter import ThroughputMeter
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.types import DeviceName

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuslice.sched_core.core.events import Held, Noted, Released
+from gpuslice.sched_core.lifecycle.events import Held, Noted, Released
 from gpuslice.sched_core.live import wait_notes
 from gpuslice.sched_core.live.wait_notes import LONG_S, WaitNotes
 

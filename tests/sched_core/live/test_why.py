@@ -9,18 +9,18 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Limited
 from gpuslice.sched_core.jobs.accounts import Activity
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Limited
 from gpuslice.sched_core.live.blockers import Blockers
 from gpuslice.sched_core.live.wait_facts import Blocked, Facts, Lost, Memory, Quota, Refusal, Use
 from gpuslice.sched_core.live.why import CASES, listed, span, why
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Plan, Start, Suspend, View
 
-from ..core.test_everybody_ends import STEPS, World
 from ..driver import Driver, Scripted, refused
+from ..test_everybody_ends import STEPS, World
 from ..world.scenario import Scenario, draw_scenario
 from ..world.schedulers import todays_core
 from ..world.world import World as Live

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuslice.sched_core.core.events import Event, Limited, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.wait_reasons import Delays
+from gpuslice.sched_core.lifecycle.events import Event, Limited, Submitted
 from gpuslice.sched_core.policies.yarn_capacity import YarnCapacity
 
 from ..driver import PROGRAM, Driver, notices

@@ -10,9 +10,9 @@ import pytest
 from gpuslice import wire
 from gpuslice.checkpoint.switch.record import SwitchRecord
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.core.events import Reported, Submitted
 from gpuslice.sched_core.job import Job, JobSpec
 from gpuslice.sched_core.journal.journal import FILE, Journal
+from gpuslice.sched_core.lifecycle.events import Reported, Submitted
 from gpuslice.sched_core.sim.cost import parse_cost, parse_time
 from gpuslice.sched_core.switch_cost_model import CostModel, Estimate, State
 

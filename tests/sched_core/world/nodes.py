@@ -7,8 +7,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuslice.sched_core.core.events import Exited, RankGone
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import Exited, RankGone
 from gpuslice.sched_core.nodes.node import Connection, Reports, Sought
 
 from .ground import Ground

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from gpuslice.sched_core.core import homes, node_map, timeouts, trials
-from gpuslice.sched_core.core.moves import Moves
-from gpuslice.sched_core.core.rank_processes import RankProcesses
-from gpuslice.sched_core.core.rank_reports import RankReports
+from gpuslice.sched_core.allocation import homes, trials
+from gpuslice.sched_core.allocation.moves import Moves
 from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.lifecycle import steps
+from gpuslice.sched_core.lifecycle import node_map, steps, timeouts
+from gpuslice.sched_core.lifecycle.rank_processes import RankProcesses
+from gpuslice.sched_core.lifecycle.rank_reports import RankReports
 from gpuslice.sched_core.live import job_processes
 
 

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple, cast
 from gpuslice import wire
 from gpuslice.errors import GpusliceError, InvariantError
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.places import processes_of
+from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import (
     Bring,
     Command,
     Compute,
@@ -32,9 +35,6 @@ from gpuslice.sched_core.core.events import (
     decode,
     encode,
 )
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.places import processes_of
-from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.live.job_processes import JobProcesses
 from gpuslice.sched_core.live.rank_sessions import RankSessions
 from gpuslice.sched_core.nodes.local_node import LocalNode

@@ -36,7 +36,7 @@ def test_equal_trees_do_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_core_that_stops_jobs_one_boundary_later_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changed = tree(tmp_path) / "sched_core" / "core" / "reconciliation.py"
+    changed = tree(tmp_path) / "sched_core" / "lifecycle" / "reconciliation.py"
     source = changed.read_text()
     assert source.count(_AIM) == 1
     changed.write_text(source.replace(_AIM, _AIM.replace("+ 1", "+ 2")))

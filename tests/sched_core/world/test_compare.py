@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import Command, Event, Submitted, Tell
-from gpuslice.sched_core.core.rank_orders import NEVER
+from gpuslice.sched_core.lifecycle.events import Command, Event, Submitted, Tell
+from gpuslice.sched_core.lifecycle.rank_orders import NEVER
 from gpuslice.wire import Suspend
 
 from .compare import compare

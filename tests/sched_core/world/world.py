@@ -7,8 +7,8 @@ from itertools import count
 from types import MappingProxyType
 
 from gpuslice.errors import GpusliceError, IllegalTransitionError, UsageError
-from gpuslice.sched_core.core.events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.lifecycle.events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
 
 from .draws import Draws
 from .ground import Ground

@@ -8,9 +8,8 @@ from math import inf
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.jobs.wait_reasons import Waits
+from gpuslice.sched_core.lifecycle.state import State
 from gpuslice.sched_core.policy import Plan, View
-
-from .state import State
 
 
 class PlannedDevices:

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from gpuslice.errors import IllegalTransitionError
+from gpuslice.sched_core.allocation.prestart import HELLO_TIMEOUT_S
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.rank import RankPhase
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.jobs.wait_reasons import Delays
+from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
     Command,
     Exited,
@@ -20,11 +25,6 @@ from gpuslice.sched_core.core.events import (
     Submitted,
     Weighted,
 )
-from gpuslice.sched_core.core.prestart import HELLO_TIMEOUT_S
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.rank import RankPhase
-from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.jobs.wait_reasons import Delays
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Policy
 

@@ -13,6 +13,9 @@ from gpuslice.sched_core.back_off import BackOff
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
 from gpuslice.sched_core.ledger import summary
+from gpuslice.sched_core.lifecycle import job_steps
+from gpuslice.sched_core.lifecycle.events import Notice
+from gpuslice.sched_core.lifecycle.state import State
 from gpuslice.sched_core.policy import (
     Changes,
     Guarantees,
@@ -29,12 +32,9 @@ from gpuslice.sched_core.policy import (
 from gpuslice.sched_core.policy_calls import ask_for_plan
 from gpuslice.sched_core.verification import verify
 
-from . import job_steps
 from .computations import Computations
 from .eligibility import Eligibility
-from .events import Notice
 from .planned_devices import PlannedDevices
-from .state import State
 
 #: The first and the longest pause before a policy that failed is asked again, in seconds.
 _ASK_AGAIN_S = 1.0

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
-from gpuslice.sched_core.jobs.bound_jobs import BoundJobs
 from gpuslice.sched_core.jobs.estimates import Estimates
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.losses import ReportedLosses
-from gpuslice.sched_core.jobs.quotas import Quotas
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.jobs.wait_reasons import Waits
+from gpuslice.sched_core.lifecycle.state import State
 from gpuslice.sched_core.policy import Policy, Shares, View, placement_of
 
+from .bound_jobs import BoundJobs
 from .deadlines import Deadlines
 from .eligibility import Eligibility
 from .homes import Homes
@@ -26,7 +26,7 @@ from .moves import Moves
 from .planned_devices import PlannedDevices
 from .planning import Planning
 from .prestart import Prestart
-from .state import State
+from .quotas import Quotas
 from .throughput import MeasuredThroughput
 from .trials import Trials
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import Exited, Kill, RankGone, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState
+from gpuslice.sched_core.lifecycle.events import Exited, Kill, RankGone, Submitted
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.switch_cost_model import CostModel, Half, Line, State
 

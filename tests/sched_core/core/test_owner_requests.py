@@ -8,11 +8,11 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, UsageError
-from gpuslice.sched_core.core.events import Cancelled, Moved, Submitted, Weighted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Cancelled, Moved, Submitted, Weighted
 
-from .driver import PROGRAM, Driver, told
+from ..driver import PROGRAM, Driver, told
 
 
 def running(driver: Driver, *jobs: str) -> None:

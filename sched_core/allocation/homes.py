@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from gpuslice.sched_core.jobs.gang import Gang
-
-from .launches import relocate
-from .node_map import nodes_of_ranks
-from .state import State
+from gpuslice.sched_core.lifecycle.launches import relocate
+from gpuslice.sched_core.lifecycle.node_map import nodes_of_ranks
+from gpuslice.sched_core.lifecycle.state import State
 
 #: The placement to which all devices are alike, and those to which only the number of nodes matters.
 _ANY_DEVICES = "count"
@@ -78,7 +77,8 @@ class Homes:
 
     def _waits(self, job: Gang) -> bool:
         """Return True if the state of ``job`` cannot be brought and its owner has not sent it."""
-        return bool(job.command.unreachable) and not job.relocation.insisted and self._state.nodes.on_its_way(job)
+        stranded = bool(job.command.unreachable) and self._state.nodes.on_its_way(job)
+        return stranded and not job.relocation.insisted
 
     def _home(self, job: Gang) -> tuple[int, ...]:
         """Return as many devices as ``job`` is to have, where its state is; empty if there are too few.

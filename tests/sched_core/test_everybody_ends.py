@@ -10,7 +10,12 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, UsageError
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.rank import RankPhase
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Brought,
     Command,
     Event,
@@ -31,17 +36,12 @@ from gpuslice.sched_core.core.events import (
     Weighted,
     Woken,
 )
-from gpuslice.sched_core.core.rank_orders import NEVER
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.facts import Stage
-from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.jobs.rank import RankPhase
-from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.rank_orders import NEVER
 from gpuslice.sched_core.placement.registry import make_placement
 from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policy import Migrate, Plan, Policy, Start, Suspend, View
 
-from ..driver import PROGRAM, Driver, picture, refused
+from .driver import PROGRAM, Driver, picture, refused
 
 JOBS = "abcdef"
 POLICIES = ("erratic", "erratic", "rr", "2das", "gittins", "gandiva", "optimus", "themis", "tetris")

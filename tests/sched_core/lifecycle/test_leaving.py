@@ -6,9 +6,9 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError
-from gpuslice.sched_core.core.events import Exited, Held, RankGone, Released, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Exited, Held, RankGone, Released, Submitted
 
 from ..driver import PROGRAM, Driver
 

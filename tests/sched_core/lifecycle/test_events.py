@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.core.events import Cancelled, Event, Exited, Submitted, encode
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
+from gpuslice.sched_core.lifecycle.events import Cancelled, Event, Exited, Submitted, encode
 from gpuslice.types import JobId
 
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from gpuslice.sched_core.interference import Interval, Sample
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.lifecycle.events import Command, Measured, Notice, Plain
 from gpuslice.sched_core.policy import Packs, PackVerdict, Policy
 from gpuslice.sched_core.speedup import SpeedCurve
-
-from .events import Command, Measured, Notice, Plain
 
 #: The most samples kept of one pair of kinds: steps get slower or faster as a training goes on.
 _NEWEST = 16

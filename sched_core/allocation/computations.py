@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpuslice.sched_core.lifecycle.events import Compute, Computed
 from gpuslice.sched_core.policy import Task, TaskError
-
-from .events import Compute, Computed
 
 
 class Computations:

@@ -11,7 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, InvariantError, UsageError
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.rank import RankPhase
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
     Event,
     Exited,
@@ -25,10 +28,7 @@ from gpuslice.sched_core.core.events import (
     Weighted,
     Woken,
 )
-from gpuslice.sched_core.core.rank_orders import NEVER
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.rank import RankPhase
-from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.rank_orders import NEVER
 from gpuslice.sched_core.policies.registry import make_policy
 
 from ..driver import PROGRAM, QUANTUM_S, Driver, picture, refused, suspended

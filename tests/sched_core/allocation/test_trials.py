@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import Cancelled, Exited, Held, Moved, RankGone, Released, Submitted
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Cancelled, Exited, Held, Moved, RankGone, Released, Submitted
 from gpuslice.sched_core.policies.chronus.policy import Chronus
 from gpuslice.sched_core.policies.fifo import Fifo
 from gpuslice.sched_core.policies.registry import make_policy

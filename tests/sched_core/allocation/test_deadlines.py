@@ -6,7 +6,11 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState
+from gpuslice.sched_core.jobs.step_time import StepTime
+from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
     Exited,
     Held,
@@ -15,10 +19,6 @@ from gpuslice.sched_core.core.events import (
     Submitted,
     Weighted,
 )
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState
-from gpuslice.sched_core.jobs.step_time import StepTime
 from gpuslice.sched_core.policies.chronus.leases import Claim, overbooked
 from gpuslice.sched_core.policies.chronus.policy import Chronus
 from gpuslice.sched_core.policies.fifo import Fifo

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import Held
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Held
 from gpuslice.sched_core.policy import Plan, Start, Suspend
 
 from ..driver import Driver, Scripted, refused, told

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuslice import wire
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Exited,
     Held,
     Kill,
@@ -16,10 +18,8 @@ from gpuslice.sched_core.core.events import (
     Submitted,
     WakeAt,
 )
-from gpuslice.sched_core.core.restarts import BACK_OFF_S
-from gpuslice.sched_core.core.timeouts import GANG_TIMEOUT_S
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.restarts import BACK_OFF_S
+from gpuslice.sched_core.lifecycle.timeouts import GANG_TIMEOUT_S
 from gpuslice.sched_core.policies.fifo import Fifo
 from gpuslice.sched_core.policy import Plan, Start, Suspend
 

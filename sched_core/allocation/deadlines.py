@@ -7,9 +7,8 @@ from math import inf
 
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
-
-from .events import Notice
-from .state import State
+from gpuslice.sched_core.lifecycle.events import Notice
+from gpuslice.sched_core.lifecycle.state import State
 
 
 class Deadlines:

@@ -14,10 +14,9 @@ from math import inf
 from gpuslice.sched_core.cluster import FreeDevices
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState
-
-from . import timeouts
-from .events import Notice
-from .state import News, State
+from gpuslice.sched_core.lifecycle import timeouts
+from gpuslice.sched_core.lifecycle.events import Notice
+from gpuslice.sched_core.lifecycle.state import News, State
 
 
 class Trials:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuslice.errors import IllegalTransitionError
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Bring,
     Brought,
     Cancelled,
@@ -22,8 +24,6 @@ from gpuslice.sched_core.core.events import (
     PortFound,
     StateWaits,
 )
-from gpuslice.sched_core.jobs.facts import Stage
-from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policy import Start
 
 from ..driver import PROGRAM, Driver, picture

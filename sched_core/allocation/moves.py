@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.lifecycle.events import Notice
+from gpuslice.sched_core.lifecycle.state import State
 
-from .events import Notice
 from .homes import Homes
 from .planned_devices import PlannedDevices
-from .state import State
 
 #: The number of tries after which the pause between tries is not doubled any more.
 _MOST_DOUBLINGS = 16

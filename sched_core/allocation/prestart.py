@@ -16,8 +16,9 @@ from math import inf
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.jobs.estimates import Estimates
 from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.jobs.quotas import Quotas
 from gpuslice.sched_core.jobs.wait_reasons import Waits
+from gpuslice.sched_core.lifecycle.launches import launch
+from gpuslice.sched_core.lifecycle.state import State
 from gpuslice.sched_core.policy import (
     Changes,
     Migrate,
@@ -32,8 +33,7 @@ from gpuslice.sched_core.policy import (
 )
 from gpuslice.sched_core.policy_calls import ask_for_plan
 
-from .launches import launch
-from .state import State
+from .quotas import Quotas
 
 #: A job that was started and has not said Hello for so long may be no training at all. Its place is given up.
 HELLO_TIMEOUT_S = 60.0

@@ -9,9 +9,9 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError
-from gpuslice.sched_core.core.events import Command, Exited, Held, Kill, RankGone, Submitted, Tell
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Command, Exited, Held, Kill, RankGone, Submitted, Tell
 from gpuslice.sched_core.policies.fifo import Fifo
 from gpuslice.sched_core.policies.rr import RoundRobin
 

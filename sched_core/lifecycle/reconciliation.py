@@ -8,12 +8,12 @@ from math import inf
 from gpuslice.errors import InvariantError
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, Trigger
-from gpuslice.sched_core.lifecycle.steps import MOST_STEPS, Step, Waits, next_step
 
 from . import job_steps, launches, restarts, timeouts
 from .rank_orders import aim, resume_parked
 from .rank_processes import RankProcesses
 from .state import State
+from .steps import MOST_STEPS, Step, Waits, next_step
 
 #: Returns the progress per second of a job on so many devices, in seconds of a dedicated run.
 RateOf = Callable[[Gang, int], float]

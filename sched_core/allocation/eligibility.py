@@ -7,14 +7,14 @@ difference from what the policy knows is told to the policy.
 from __future__ import annotations
 
 from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.jobs.quotas import Quotas
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.jobs.wait_reasons import Waits
+from gpuslice.sched_core.lifecycle.state import News, State
 from gpuslice.sched_core.policy import View
 
 from .planned_devices import PlannedDevices
 from .prestart import Prestart
-from .state import News, State
+from .quotas import Quotas
 from .trials import Trials
 
 

@@ -9,7 +9,9 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.sched_core.core.core import ASK_AGAIN_S, MOST_PLANS
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
     Held,
     Launch,
@@ -19,8 +21,6 @@ from gpuslice.sched_core.core.events import (
     Submitted,
     WakeAt,
 )
-from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.policy import Migrate, Plan, PolicyError, Start, Suspend, View
 
 from ..driver import PROGRAM, Driver, Scripted, notices, picture, told

@@ -12,7 +12,8 @@ import pytest
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, UsageError
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.core.events import (
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.lifecycle.events import (
     Command,
     Event,
     Exited,
@@ -24,11 +25,10 @@ from gpuslice.sched_core.core.events import (
     Tell,
     Woken,
 )
-from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.policies.registry import make_policy
 
-from ..command_record import recorded
-from ..driver import PROGRAM, devices
+from .command_record import recorded
+from .driver import PROGRAM, devices
 from .test_everybody_ends import STEPS, World
 
 EVENTS = 10_000
