@@ -1,11 +1,13 @@
 """Today's core and the core of another commit in the same worlds, each in a process of its own.
 
-The other process has the product's code of that commit and the worlds of today. So both cores meet the same
-jobs, owners and faults. Each world is lived through twice: with its faults, and without them.
+The other process has the product's code of that commit and that commit's worlds, which know how to drive its
+core. Today's scenarios are put into them. So both cores meet the same jobs, owners and faults, as long as the
+worlds' own rules are the same. Each world is lived through twice: with its faults, and without them.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -27,6 +29,9 @@ from .schedulers import todays_core
 ROOT = Path(__file__).parents[3]
 #: The folders that are installed as one package.
 PARTS = ("gpuslice", "checkpoint", "kernels", "profiler", "sched_core")
+WORLDS = Path("tests", "sched_core", "world")
+#: The files of the worlds that another commit's are replaced by: what is drawn, and what is compared.
+_OF_TODAY = ("against.py", "compare.py", "draws.py", "profiles.py", "scenario.py")
 #: So many differences of each kind are printed in full.
 _SHOWN = 3
 #: Makes the parts in the first folder the package ``gpuslice``, and takes the worlds from the second one.
@@ -67,9 +72,9 @@ def live(first: int, runs: int) -> None:
 
 
 @contextmanager
-def core_at(product: Path, first: int, runs: int) -> Iterator[Iterator[Lived]]:
-    """Yield what the core in the folder ``product`` makes of each world."""
-    words = [sys.executable, "-c", _BEGIN, str(product), str(ROOT), str(first), str(runs)]
+def core_at(product: Path, first: int, runs: int, worlds: Path = ROOT) -> Iterator[Iterator[Lived]]:
+    """Yield what the core in the folder ``product`` makes of each world, of the tree ``worlds``."""
+    words = [sys.executable, "-c", _BEGIN, str(product), str(worlds), str(first), str(runs)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=product) as process:
         assert process.stdout is not None
         yield (msgspec.json.decode(line, type=Lived) for line in process.stdout)
@@ -83,12 +88,15 @@ def against(commit: str, first: int, runs: int) -> int:
     A count per kind of difference is printed, and the first ones of each kind in full.
     """
     archive = subprocess.run(
-        ["git", "archive", commit, *PARTS], cwd=ROOT, stdout=subprocess.PIPE, check=True
+        ["git", "archive", commit, *PARTS, "tests"], cwd=ROOT, stdout=subprocess.PIPE, check=True
     ).stdout
     with TemporaryDirectory() as folder:
         with tarfile.open(fileobj=BytesIO(archive)) as packed:
             packed.extractall(folder, filter="data")
-        with core_at(Path(folder), first, runs) as then, core_at(ROOT, first, runs) as now:
+        tree = Path(folder)
+        for name in _OF_TODAY:
+            shutil.copy(ROOT / WORLDS / name, tree / WORLDS / name)
+        with core_at(tree, first, runs, tree) as then, core_at(ROOT, first, runs) as now:
             return report(scenarios(first, runs), then, now)
 
 
