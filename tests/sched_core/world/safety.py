@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: A stop from here on calls the last one off.
 _NEVER = 2**62
 #: A rank that is told to stop passes at most so many boundaries before it does.
-_STOPS_WITHIN = 40
+_STOPS_WITHIN = 60
 #: Slow messages to a fast gang take many boundaries. The distance is doubled for each order that comes too
 #: late, once more if it was late for another rank, and once more where the rank cannot park.
 _PER_LATE = 7
