@@ -10,11 +10,13 @@ Each reads a ``Wanted`` from stdin or that file, as JSON. The first three write 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -44,6 +46,15 @@ def engine_for(wanted: Wanted) -> Iterator[Engine]:
         yield RayEngine(wanted)
 
 
+@contextmanager
+def _answers_alone() -> Iterator[BinaryIO]:
+    """Yield the real stdout. Whatever else is printed meanwhile goes to stderr: engines print at times."""
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)
+        yield answers
+
+
 def main(words: Sequence[str]) -> None:
     """Run the command in ``words``."""
     if len(words) > 2:
@@ -52,7 +63,7 @@ def main(words: Sequence[str]) -> None:
     else:
         source = sys.stdin.buffer.read()
     wanted = msgspec.json.decode(source, type=Wanted)
-    with engine_for(wanted) as engine:
+    with _answers_alone() as answers, engine_for(wanted) as engine:
         match words:
             case ["find"]:
                 answer = engine.find()
@@ -65,7 +76,7 @@ def main(words: Sequence[str]) -> None:
                 answer = Answer()
             case _:
                 raise UsageError(f"{words} is not possible", "find, begin, end or bring JOB FILE")
-    sys.stdout.buffer.write(msgspec.json.encode(answer))
+        answers.write(msgspec.json.encode(answer))
 
 
 if __name__ == "__main__":
