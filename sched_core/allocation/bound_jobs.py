@@ -22,5 +22,17 @@ class BoundJobs:
         """Return the jobs that are to run by the plan where they cannot resume, in order of arrival."""
         for job in [job for job in self._jobs.values() if job.state.ended or not job.bound]:
             del self._jobs[job.id]
-        found = [job for job in self._jobs.values() if job.shown and job.away_from_home]
+        found = [job for job in self._jobs.values() if job.shown and is_away(job)]
         return sorted(found, key=lambda job: job.number)
+
+
+def home_placement(job: Gang) -> tuple[int, ...]:
+    """Return as many devices as ``job`` is to have, beginning with those that its ranks left last."""
+    home = job.home[: len(job.placement)]
+    others = [device for device in job.placement if device not in home]
+    return (*home, *others[: len(job.placement) - len(home)])
+
+
+def is_away(job: Gang) -> bool:
+    """Return True if ``job`` is to run on devices on which it cannot resume."""
+    return job.running and job.placement != home_placement(job) and job.bound

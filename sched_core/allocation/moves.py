@@ -9,6 +9,7 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.lifecycle.events import Notice
 from gpuslice.sched_core.lifecycle.state import State
 
+from .bound_jobs import home_placement
 from .homes import Homes
 from .planned_devices import PlannedDevices
 
@@ -143,12 +144,12 @@ class Moves:
         """
         others = {other.id: other for device in job.home for other in self._state.holders(device)}
         others.pop(job.id, None)
-        apart = not job.may_be_on(set(self._state.nodes.of(job.home_placement)))
+        apart = not job.may_be_on(set(self._state.nodes.of(home_placement(job))))
         if apart or any(other.bound for other in others.values()):
             self._plan.unassign(job, now)
             self._plan.start_again()
             return
-        self.carry_out(job, job.home_placement, now)
+        self.carry_out(job, home_placement(job), now)
 
     def carry_out(self, job: Gang, wish: tuple[int, ...], now: float) -> None:
         """Give ``job`` the devices ``wish`` and give their holders the devices that ``job`` leaves."""

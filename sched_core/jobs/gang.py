@@ -344,18 +344,6 @@ class Gang(AccountedJob):
         """True if the job can resume only where it was suspended."""
         return any(rank.bound for rank in self.ranks)
 
-    @property
-    def away_from_home(self) -> bool:
-        """True if the job should run on devices on which it cannot resume."""
-        return self.running and self.placement != self.home_placement and self.bound
-
-    @property
-    def home_placement(self) -> tuple[int, ...]:
-        """As many devices as ``placement`` has, those that the job's ranks left last first."""
-        home = self.home[: len(self.placement)]
-        others = [device for device in self.placement if device not in home]
-        return (*home, *others[: len(self.placement) - len(home)])
-
     def there(self) -> list[Rank]:
         """Return the ranks that have a process, as far as is known."""
         return [rank for rank in self.ranks if rank.phase in _THERE]

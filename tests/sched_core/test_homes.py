@@ -65,7 +65,7 @@ def test_an_event_looks_only_at_jobs_that_are_bound(monkeypatch: pytest.MonkeyPa
         looked.append(job.id)
         return False
 
-    monkeypatch.setattr(Gang, "away_from_home", property(away))
+    monkeypatch.setattr("gpuslice.sched_core.allocation.bound_jobs.is_away", away)
     plan(driver, policy)
     assert set(looked) == {"a"}
 

@@ -159,7 +159,7 @@ FAULTS = (
         "Resume a job whose state cannot move where it was, whatever a policy plans",
         Moves,
         "send_home",
-        "self.carry_out(job, job.home_placement, now)",
+        "self.carry_out(job, home_placement(job), now)",
         "return",
         seed=17,
     ),
