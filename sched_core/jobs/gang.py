@@ -123,11 +123,6 @@ class Gang(AccountedJob):
         return claim_on(self).withdraws
 
     @property
-    def between_trainings(self) -> bool:
-        """True if the job has no process and no device, though its command goes on."""
-        return self.processes.idle_since_s is not None and not self.lease
-
-    @property
     def placed(self) -> bool:
         """True if the job should have devices, by the policy's plan or for its trial."""
         return self.running or bool(self.borrowed)

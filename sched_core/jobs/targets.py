@@ -6,10 +6,10 @@ Whoever adds a reason to keep a job off devices, or to put it on others than the
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from .facts import Processes
-from .states import JobState
+from .facts import Processes, Verdict
 
 Devices = tuple[int, ...]
 
@@ -17,7 +17,7 @@ Devices = tuple[int, ...]
 class Claimed(Protocol):
     """The facts of a job that claims ask about."""
 
-    state: JobState
+    verdict: Verdict
     finishing: bool
     held: bool
     processes: Processes
@@ -25,9 +25,7 @@ class Claimed(Protocol):
     lent: bool
     running: bool
     placement: Devices
-
-    @property
-    def between_trainings(self) -> bool: ...
+    lease: Devices
 
 
 class Claim(NamedTuple):
@@ -38,7 +36,7 @@ class Claim(NamedTuple):
     name
         A name for people and tests.
     applies
-        Returns True if the rule is about the job now.
+        Returns something true if the rule is about the job now. It is asked for every job at every event.
     devices
         Returns the devices that the job is to have; empty: none.
     withdraws
@@ -46,72 +44,44 @@ class Claim(NamedTuple):
     """
 
     name: str
-    applies: Callable[[Claimed], bool]
+    applies: Callable[[Claimed], object]
     devices: Callable[[Claimed], Devices]
     withdraws: bool = False
 
 
 def _has_ended(job: Claimed) -> bool:
-    return job.state.ended
-
-
-def _has_made_its_steps(job: Claimed) -> bool:
-    return job.finishing
-
-
-def _is_held(job: Claimed) -> bool:
-    return job.held
-
-
-def _node_is_lost(job: Claimed) -> bool:
-    return job.processes.cut_off
+    return job.verdict.ended_s is not None
 
 
 def _has_no_process(job: Claimed) -> bool:
-    return job.between_trainings
-
-
-def _is_tried(job: Claimed) -> bool:
-    return bool(job.borrowed)
-
-
-def _lends(job: Claimed) -> bool:
-    return job.lent
-
-
-def _is_planned(job: Claimed) -> bool:
-    return job.running
+    return job.processes.idle_since_s is not None and not job.lease
 
 
 def _nowhere(job: Claimed) -> Devices:
     return ()
 
 
-def _of_trial(job: Claimed) -> Devices:
-    return job.borrowed
-
-
-def _of_plan(job: Claimed) -> Devices:
-    return job.placement
-
-
 #: Who may have devices, and which. In this order: the end, the owner, lost nodes, trials, the policy.
 CLAIMS = (
     Claim("it has ended", _has_ended, _nowhere, withdraws=True),
-    Claim("it has made its steps", _has_made_its_steps, _nowhere, withdraws=True),
-    Claim("its owner holds it", _is_held, _nowhere, withdraws=True),
-    Claim("its node is lost", _node_is_lost, _nowhere, withdraws=True),
+    Claim("it has made its steps", attrgetter("finishing"), _nowhere, withdraws=True),
+    Claim("its owner holds it", attrgetter("held"), _nowhere, withdraws=True),
+    Claim("its node is lost", attrgetter("processes.cut_off"), _nowhere, withdraws=True),
     Claim("it has no process", _has_no_process, _nowhere, withdraws=True),
-    Claim("it is tried", _is_tried, _of_trial),
-    Claim("it lends its devices", _lends, _nowhere),
-    Claim("the policy chose it", _is_planned, _of_plan),
+    Claim("it is tried", attrgetter("borrowed"), attrgetter("borrowed")),
+    Claim("it lends its devices", attrgetter("lent"), _nowhere),
+    Claim("the policy chose it", attrgetter("running"), attrgetter("placement")),
 )
 _NO_CLAIM = Claim("the policy did not choose it", bool, _nowhere)
 
 
+#: The claims by what is asked of a job: looking up the names of fields takes longer than the questions.
+_ASKED = tuple((claim.applies, claim) for claim in CLAIMS)
+
+
 def claim_on(job: Claimed) -> Claim:
     """Return the claim that says which devices ``job`` is to have."""
-    for claim in CLAIMS:
-        if claim.applies(job):
+    for applies, claim in _ASKED:
+        if applies(job):
             return claim
     return _NO_CLAIM
