@@ -72,6 +72,8 @@ def test_several_jobs_are_waited_for_and_told_what_to_do(
     assert [(one["id"], one["exit_code"]) for one in ended] == [(good, 0), (seven, 7)]
     jobs = [shell.submit(10**6) for _ in range(2)]
     assert shell("wait", good, *jobs, "--timeout", "10ms", code=124) == ""
+    for job in jobs:  # one that has not begun would be held, not suspended
+        until(shell.client(), job, lambda info: info.state != "queued")
     assert "there is no job 'c'" in shell("cancel", jobs[0], "c", jobs[1], code=2)
     assert not any(info.ended for info in shell.client().jobs() if info.id in jobs), "c was to stop all"
     assert "impossible" in shell("suspend", jobs[0], good, jobs[1], code=2)
@@ -127,7 +129,11 @@ def test_events_tell_the_story_of_a_job(shell: Shell) -> None:
         "failed",
     ]
     assert {event["job"] for event in events} == {job}
-    assert next(event for event in events if event["what"] == "exited")["details"] == {"code": 3, "said": ""}
+    assert next(event for event in events if event["what"] == "exited")["details"] == {
+        "code": 3,
+        "said": "",
+        "node": None,
+    }
     assert "PATH" not in shell("events", "--json"), "environments are nobody's business"
     assert len(shell("events").splitlines()) == len(events)
     shell("down")

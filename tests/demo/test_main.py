@@ -253,7 +253,7 @@ def test_a_model_that_differs_is_exit_code_1(
     [
         (["--device", "tpu:0"], "tpu:0"),
         (["--quantum", "0"], "quantum"),
-        (["--steps", "0"], "0 steps"),
+        (["--steps", "0"], "0 is not a number of steps"),
         (["--json", "no/such/directory/r.json"], "no/such"),
         (["--json", "/proc/r.json"], "/proc/r.json cannot be written"),
         (["--report-dir", "/proc/nowhere"], "/proc/nowhere"),

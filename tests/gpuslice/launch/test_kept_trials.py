@@ -46,7 +46,7 @@ def test_damage_is_named_and_nothing_is_lost(tmp_path: Path) -> None:
 
 
 def test_only_one_at_a_time(tmp_path: Path) -> None:
-    with KeptTrials(tmp_path / "kept"), pytest.raises(UsageError, match="runs already"):
+    with KeptTrials(tmp_path / "kept"), pytest.raises(UsageError, match="is running already"):
         KeptTrials(tmp_path / "kept")
 
 
