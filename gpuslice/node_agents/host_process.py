@@ -20,7 +20,7 @@ from gpuslice import config
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.files import private_directory, replace_file
 from gpuslice.nodes.plan import Config
-from gpuslice.sched_core.nodes.endpoint import check_path, host_and_port
+from gpuslice.sched_core.nodes.endpoint import LOCK, check_path, host_and_port
 from gpuslice.sched_core.nodes.local_node import rank_endpoint
 from gpuslice.types import Label, PathText, Word
 
@@ -138,7 +138,7 @@ def begin(directory: Path, request: Request, client: str) -> None:
     told = msgspec.json.encode(msgspec.structs.replace(request.agent, endpoint=endpoint))
     known = blake2b(told, digest_size=16).hexdigest()
     private_directory(directory, option="--state-dir", parents=True)
-    if running(directory) and _keeper(directory) and _read(directory / _TOLD) == known:
+    if running(directory) and running(directory, _KEEPER) and _read(directory / _TOLD) == known:
         return
     end(directory)
     replace_file(directory / _TOLD, known.encode())
@@ -187,10 +187,10 @@ def end(directory: Path) -> None:
         If one of them does not end.
     """
     ends_s = time.monotonic() + _LEAVE_S
-    for find in (_keeper, running):
-        if pid := find(directory):
+    for file in (_KEEPER, LOCK):
+        if pid := running(directory, file):
             os.kill(pid, signal.SIGTERM)
-        while find(directory):
+        while running(directory, file):
             if time.monotonic() > ends_s:
                 raise EnvironmentUnusableError(
                     f"the agent in {directory} does not end", f"end its process {pid} there"
@@ -198,16 +198,6 @@ def end(directory: Path) -> None:
             time.sleep(_LOOK_AGAIN_S)
     for name in (_KEEPER, _TOLD):
         (directory / name).unlink(missing_ok=True)
-
-
-def _keeper(directory: Path) -> int:
-    """Return the process id of what restarts the agent in ``directory``; 0 if there is nothing."""
-    try:
-        pid = int(_read(directory / _KEEPER))
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError):
-        return 0
-    return pid if os.fsencode(directory) in words else 0
 
 
 def _read(path: Path) -> str:

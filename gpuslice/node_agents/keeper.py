@@ -116,10 +116,10 @@ class AgentKeeper:
             time.sleep(_LOOK_AGAIN_S / 10)
 
 
-def running(directory: Path) -> int:
-    """Return the process id of the agent in ``directory``; 0 if there is none."""
+def running(directory: Path, file: str = LOCK) -> int:
+    """Return the process id that ``file`` in ``directory`` names, the agent's; 0 if it does not run."""
     try:
-        pid = int((directory / LOCK).read_text())
+        pid = int((directory / file).read_text())
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError):
         return 0
