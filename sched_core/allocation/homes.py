@@ -69,7 +69,7 @@ class Homes:
         """
         for job in list(self._stranded.values()):
             home = self._home(job) if job.running and self._waits(job) else ()
-            if not job.command.unreachable or not self._state.nodes.on_its_way(job):
+            if not self._is_stranded(job):
                 del self._stranded[job.id]
             if home:
                 return job, home
@@ -77,8 +77,11 @@ class Homes:
 
     def _waits(self, job: Gang) -> bool:
         """Return True if the state of ``job`` cannot be brought and its owner has not sent it."""
-        stranded = bool(job.command.unreachable) and self._state.nodes.on_its_way(job)
-        return stranded and not job.relocation.insisted
+        return self._is_stranded(job) and not job.relocation.insisted
+
+    def _is_stranded(self, job: Gang) -> bool:
+        """Return True if the state of ``job`` cannot be brought to where its processes are to be."""
+        return bool(job.command.unreachable) and self._state.nodes.on_its_way(job)
 
     def _home(self, job: Gang) -> tuple[int, ...]:
         """Return as many devices as ``job`` is to have, where its state is; empty if there are too few.

@@ -40,6 +40,7 @@ from gpuslice.sched_core.lifecycle.events import (
     WakeAt,
     Weighted,
     Woken,
+    job_of,
 )
 from gpuslice.sched_core.lifecycle.invariants import check
 from gpuslice.sched_core.lifecycle.node_map import NodeMap
@@ -144,6 +145,8 @@ class Core:
             return []
         plans = self.allocation.planning.plans
         self._learn(event, now)
+        if (job := self.state.jobs.get(job_of(event))) is not None:
+            self.state.touch(job)
         self.allocation.learn(now)
         self._decide(now)
         self._order_wake_time(now)
@@ -159,16 +162,12 @@ class Core:
                 self._submit(event, now)
             case Reported():
                 self._reports.take(state.known(event.job, event), event.rank, event.message, now)
-                state.touch(state.jobs[event.job])
             case RankGone():
                 self._processes.gone(state.known(event.job, event), event, now)
-                state.touch(state.jobs[event.job])
             case Exited():
                 launching.exited(state, state.known(event.job, event), event, now)
-                state.touch(state.jobs[event.job])
             case Brought() | StateWaits() | PortFound():
                 launching.take(state, state.known(event.job, event), event, now)
-                state.touch(state.jobs[event.job])
             case Cancelled() | Held() | Released() | Moved() | Weighted():
                 owner_requests.apply(state, allocation, state.known(event.job, event), event, now)
             case Woken():

@@ -82,7 +82,6 @@ def _cancel(state: State, job: Gang, event: Cancelled, now: float) -> None:
     if job.may_restart and not job.processes_gone:
         job.given_up = True
         job.history.append((now, f"no further attempt: {event.reason}"))
-        state.touch(job)
     else:
         end(state, job, Trigger.CANCEL, event.reason, now)
 
