@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.nodes.plan import Host
-from gpuslice.types import Label, PathText, Word
 from gpuslice.version import __version__
 
 COMMAND = "GPUSLICE_SSH"
@@ -62,7 +61,7 @@ def parse_host(text: str) -> Host:
         raise UsageError(f"--node {text}: what follows the colon is a Python, not a port", remedy)
     if python and _PYTHON.fullmatch(python) is None:
         raise UsageError(f"--node {text}: {python!r} is no path of a Python", "name one, or a link to it")
-    return Host(Label(name), Word(address), PathText(python))
+    return Host(name, address, python)
 
 
 def run(host: Host, word: str, request: bytes) -> Reply:
