@@ -29,6 +29,7 @@ from .prestart import Prestart
 from .quotas import Quotas
 from .throughput import MeasuredThroughput
 from .trials import Trials
+from .unfit_places import UnfitPlaces
 
 
 class Allocation:
@@ -68,6 +69,7 @@ class Allocation:
         self.homes = Homes(state, placement_of(policy))
         self.moves = Moves(state, self.planned, self.homes)
         self.bound_jobs = BoundJobs()
+        self.unfit_places = UnfitPlaces(state, self.planned, self.moves)
         self.eligibility = Eligibility(
             state, view, eligible, self.quotas, self.waits, self.planned, self.trials, self.prestart
         )
@@ -97,6 +99,8 @@ class Allocation:
             self.deadlines.judge(job, now)
         if job.bound:
             self.bound_jobs.add(job)
+        if job.command.not_for:
+            self.unfit_places.add(job)
         self.homes.look_at(job)
 
     def lose_or_find(self, now: float) -> None:
@@ -159,6 +163,7 @@ class Allocation:
         self._return_stranded(now)
         for job in self.bound_jobs.away_from_home():
             self.moves.send_home(job, now)
+        self.unfit_places.leave(now)
         self.moves.settle_on_nodes(now)
         # Where the plan has put a job that cannot be there, another job's state may be.
         self._return_stranded(now)

@@ -52,7 +52,7 @@ class Eligibility:
         self.dated: dict[str, Gang] = {}
         #: The ids of the jobs that are not withdrawn. They have, or queue for, a part of a quota.
         self._inside: set[str] = set()
-        #: How often each job that has not ended had failed at the last look.
+        #: How often each job that has not ended had failed, or could not be started, at the last look.
         self._failures: dict[str, int] = {}
         #: Withdrawn jobs whose devices are still entered for them, until the policy has planned.
         self._withheld: dict[str, Gang] = {}
@@ -96,10 +96,11 @@ class Eligibility:
 
     def _has_ended(self, job: Gang) -> bool:
         """Return True if ``job``, or an attempt of it, has ended since the last look."""
-        failures = self._failures.pop(job.id, None)
+        former = self._failures.pop(job.id, None)
+        failures = job.failures + job.command.misses
         if not job.state.ended:
-            self._failures[job.id] = job.failures
-        ended = failures is not None and (job.state.ended or failures != job.failures)
+            self._failures[job.id] = failures
+        ended = former is not None and (job.state.ended or former != failures)
         if ended and job.state is JobState.SUCCEEDED:
             self._view.changes.succeeded.append(job)
         return ended

@@ -145,7 +145,9 @@ class Prestart:
                 self.leave(self._line[name])
         self._ask(now)
         free = self._state.ledger.free
-        while sum(job.demand for job in self._coming.values()) < free and (job := self._foremost()):
+        while sum(job.demand for job in self._coming.values() if self._can_use(job)) < free and (
+            job := self._foremost()
+        ):
             self._start(job, now)
             self._forget(job)
             self._coming[job.id] = job
@@ -162,6 +164,13 @@ class Prestart:
         """Return when the next started job will have been silent for too long; infinite if there is none."""
         silent = (since_s for name, since_s in self._started_s.items() if not self._line[name].ready)
         return min(silent, default=inf) + HELLO_TIMEOUT_S
+
+    def _can_use(self, job: Gang) -> bool:
+        """Return False if no node that is fit for ``job`` has a free device for it."""
+        if not job.command.not_for:
+            return True
+        on, holders = self._state.nodes.cluster.on, self._state.ledger.holders
+        return any(not holders(device) for node in self._state.nodes.fitting(job) for device in on(node))
 
     def _in_order(self) -> Iterator[Gang]:
         """Yield the jobs to start next, in order, without those that an idle device waits for."""

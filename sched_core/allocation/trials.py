@@ -113,7 +113,8 @@ class Trials:
             present = job.lease or job.home
             return present if taken.isdisjoint(present) else ()
         free = FreeDevices.besides(self._state.nodes.cluster, taken)
-        nodes = [list(devices) for devices in free.on_node]
+        fitting = self._state.nodes.fitting(job)
+        nodes = [list(free.on_node[node]) for node in fitting]
         groups = nodes if job.within else [list(chain.from_iterable(nodes))]
         # The other devices of a chosen device's holders cost nothing more, so each first choice is tried.
         choices = (

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from gpuslice.sched_core.allocation.allocation import Allocation
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.ledger import Ledger
-from gpuslice.sched_core.lifecycle import launching
+from gpuslice.sched_core.lifecycle import launching, unfit_nodes
 from gpuslice.sched_core.lifecycle.events import (
     Brought,
     Cancelled,
@@ -187,6 +187,7 @@ class Core:
                 allocation.lose_or_find(now)
             case NodeFound():
                 state.nodes.find(event.node)
+                unfit_nodes.forget(state, event.node)
                 allocation.lose_or_find(now)
 
     def _decide(self, now: float) -> None:

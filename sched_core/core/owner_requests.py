@@ -11,6 +11,7 @@ from gpuslice.sched_core.allocation.allocation import Allocation
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
+from gpuslice.sched_core.lifecycle import unfit_nodes
 from gpuslice.sched_core.lifecycle.events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
 from gpuslice.sched_core.lifecycle.job_steps import end
 from gpuslice.sched_core.lifecycle.state import State
@@ -119,6 +120,7 @@ def _move(state: State, allocation: Allocation, job: Gang, event: Moved, now: fl
             "name one device for each rank, each once",
         )
     state.nodes.check_usable(wish)
+    unfit_nodes.check(state, job, wish)
     job.history.append((now, f"to be moved to {', '.join(event.devices)}"))
     allocation.moves.request(job, wish)
 

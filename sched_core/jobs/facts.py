@@ -50,6 +50,10 @@ class Command(msgspec.Struct):
     ended_on, first_code
         Of a command on several nodes: the nodes on which it has ended, and the exit code of its first failure
         there, after which it has to end on all nodes. 0: it has not failed.
+    not_for
+        The nodes on which it could not be started, in any attempt, and why.
+    misses, not_begun
+        How often it was started elsewhere for that; true if this attempt has shown it of another node.
     """
 
     stage: Stage = Stage.ABSENT
@@ -60,6 +64,9 @@ class Command(msgspec.Struct):
     port: int = 0
     ended_on: tuple[str, ...] = ()
     first_code: int = 0
+    not_for: dict[int, str] = {}
+    misses: int = 0
+    not_begun: bool = False
 
     @property
     def launched(self) -> bool:
@@ -73,7 +80,7 @@ class Command(msgspec.Struct):
 
     def prepare(self, now: float) -> None:
         """Note that the command is to be started from now on."""
-        self.launched_s, self.exit_code = now, None
+        self.launched_s, self.exit_code, self.not_begun = now, None, False
         self.unreachable, self.port, self.ended_on, self.first_code = "", 0, (), 0
 
     def go_on(self, stage: Stage) -> None:
@@ -93,6 +100,19 @@ class Command(msgspec.Struct):
         self.ended_on = (*self.ended_on, node)
         if code and not self.first_code:
             self.first_code, self.said = code, said
+
+    def avoid(self, node: int, reason: str) -> None:
+        """Note ``reason``, for which the command could not be started on ``node``."""
+        self.not_begun = node not in self.not_for
+        self.not_for = {**self.not_for, node: reason}
+
+    def miss(self) -> None:
+        """Count that it is started elsewhere because a node could not start it."""
+        self.misses += 1
+
+    def try_again(self, node: int) -> None:
+        """Forget that the command could not be started on ``node``."""
+        self.not_for = {other: why for other, why in self.not_for.items() if other != node}
 
     def end(self, code: int, said: str) -> None:
         """Note that the command has ended with exit code ``code``, and what it ``said`` last."""

@@ -152,7 +152,7 @@ class Gang(AccountedJob):
     @property
     def failures(self) -> int:
         """The number of times that the job was started again after a failure."""
-        return self.attempt - self.relaunches
+        return self.attempt - self.relaunches - self.command.misses
 
     @property
     def needs_relaunch(self) -> bool:

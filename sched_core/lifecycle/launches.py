@@ -105,6 +105,7 @@ def _choose(state: State, job: Gang) -> tuple[int, ...]:
     if nodes.single:
         return (0,) * len(job.ranks)
     home = job.state_nodes and not nodes.any_lost(job.state_nodes)
+    home = home and job.command.not_for.keys().isdisjoint(job.state_nodes)
     if job.wanted and not (home and job.relocation.stays):
         wanted = nodes.of(job.wanted)
         return wanted[:1] * len(job.ranks) if job.spec.elastic else wanted
@@ -121,11 +122,14 @@ def _least_loaded(state: State, job: Gang) -> tuple[int, ...]:
             for node in other.nodes:
                 load[node] += 1
     sizes = state.nodes.cluster.node_sizes
+    fitting = state.nodes.fitting(job)
+    if not any(sizes[node] for node in fitting):  # those are lost: it is started when one of them is found
+        sizes = state.nodes.whole.node_sizes
     nodes = sorted(
-        (node for node, size in enumerate(sizes) if size),
+        (node for node in fitting if sizes[node]),
         key=lambda n: (sizes[n] < len(job.ranks), load[n] / sizes[n], n),
     )
-    if job.spec.elastic:
+    if job.spec.elastic or job.within:
         return tuple(nodes[:1]) * len(job.ranks)
     if state.nodes.spread:
         slots = [node for number in range(max(sizes)) for node in nodes if number < sizes[node]]

@@ -15,7 +15,7 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.types import shortened
 
-from . import restarts
+from . import restarts, unfit_nodes
 from .events import Brought, Exited, Kill, PortFound, StateWaits
 from .job_steps import close_if_gone, end
 from .launches import bring, meet, start
@@ -73,10 +73,12 @@ def exited(state: State, job: Gang, event: Exited, now: float) -> None:
     command, nodes = job.command, set(state.nodes.named(job.nodes))
     if not command.runs or event.node in command.ended_on or event.node not in {None, *nodes}:
         raise job.illegal(f"second exit with code {event.code}")
+    was_told = job.told_to_end
+    if not was_told:
+        unfit_nodes.note(state, job, event)
     if event.node is None:
         _command_ended(state, job, event.code, event.said, now)
         return
-    was_told = job.told_to_end
     command.end_on(event.node, event.code, event.said)
     if nodes <= set(command.ended_on):
         _command_ended(state, job, command.first_code, command.said, now)

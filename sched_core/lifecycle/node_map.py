@@ -156,16 +156,34 @@ class NodeMap:
             return False
         return job.relocation.gone_s is not None or (job.command.runs and bool(self.origin(job)))
 
+    def fitting(self, job: Gang) -> tuple[int, ...]:
+        """Return the nodes on which the command of ``job`` can be started, as far as is known."""
+        return tuple(node for node in self.numbers if node not in job.command.not_for)
+
+    def has_room(self, job: Gang) -> bool:
+        """Return True if ``job`` may have enough devices on the nodes that are fit for it."""
+        sizes = [self.whole.node_sizes[node] for node in self.fitting(job)]
+        return job.least <= (max(sizes, default=0) if job.spec.elastic else sum(sizes))
+
     def restrict(self, job: Gang) -> None:
-        """Tell policies to keep ``job``, which is new, on any one node if it is elastic."""
-        if job.spec.elastic and not self.single:
-            job.within = tuple(self.numbers)
+        """Tell policies to keep ``job`` on any one node if it is elastic, or not all nodes are fit for it.
+
+        A job that needs several of the nodes that are fit may have any.
+        """
+        if self.single:
+            return
+        fitting, sizes = self.fitting(job), self.whole.node_sizes
+        if not job.spec.elastic:  # it may have any nodes if all are fit, or if one alone is too small
+            fitting = tuple(node for node in fitting if job.command.not_for and sizes[node] >= job.least)
+        job.within = fitting
 
     def confine(self, job: Gang) -> None:
-        """Tell policies whether ``job``, if it is elastic, must stay on its present node."""
+        """Tell policies whether ``job``, if it must be on one node, must stay on its present node."""
         if job.within and (job.spec.relaunch or not job.lease):
-            leaves = self.can_leave(job) and not job.bound
-            job.within = tuple(self.numbers) if leaves else job.nodes[:1]
+            if self.can_leave(job) and not job.bound:
+                self.restrict(job)
+            else:
+                job.within = job.nodes[:1]
 
 
 def nodes_of_ranks(job: Gang, count: int) -> tuple[int, ...]:

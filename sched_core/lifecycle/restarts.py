@@ -14,6 +14,7 @@ from gpuslice.sched_core.jobs.failures import Failure, Kind, classify, verdict
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
 
+from . import unfit_nodes
 from .events import Kill, Notice
 from .launches import launch
 from .rank_orders import let_run_to_the_end
@@ -27,7 +28,10 @@ _MOST_DOUBLINGS = 10
 
 def close(state: State, job: Gang, now: float) -> None:
     """Classify the failure of ``job``, whose processes are gone, and queue the job again if that may help."""
-    failure = _judge(job)
+    if unfit_nodes.another_is_left(state, job):
+        unfit_nodes.begin_elsewhere(state, job, now)
+        return
+    failure = unfit_nodes.verdict(state, job) or _judge(job)
     job.verdict.judge(failure)
     wait_s: float | None = None
     over_limit = OVER_MEMORY_LIMIT in failure.reason

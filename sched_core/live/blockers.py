@@ -133,6 +133,7 @@ class Blockers:
             "computes": planning.computations.unanswered is not None,
             "bound_to": self._bound_to(job, len(free)),
             "within": () if nodes is None else tuple(map(self._node_name, sorted(nodes))),
+            "not_for": tuple((self._node_name(node), why) for node, why in job.command.not_for.items()),
             "lost": self._lost(self._core.state.nodes.lost_since_s),
             "size": len(usable),
             "free": free,

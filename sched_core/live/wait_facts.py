@@ -95,6 +95,8 @@ class Facts:
         Devices that alone can have its state, as far as others have them.
     within
         Nodes that it must be on, if not all devices will do.
+    not_for
+        Nodes on which its command could not be started, and why.
     lease, wanted
         Devices that it has; those that the plan has for it.
     size
@@ -148,6 +150,7 @@ class Facts:
     lost: tuple[Lost, ...] = ()
     bound_to: tuple[Use, ...] = ()
     within: tuple[str, ...] = ()
+    not_for: tuple[tuple[str, str], ...] = ()
     size: int = 0
     free: tuple[str, ...] = ()
     taken: tuple[Use, ...] = ()

@@ -29,7 +29,8 @@ def explain(facts: Facts) -> tuple[str, str] | None:
     """Return the name of the case that applies, and its sentence. None if there is nothing to say."""
     for case in CASES:
         if (said := case(facts)) is not None:
-            return (case.__name__.strip("_"), said) if said else None
+            more = _unfit(facts) if case in _NAMING_UNFIT else ""
+            return (case.__name__.strip("_"), said + more) if said else None
     return None
 
 
@@ -281,6 +282,14 @@ CASES: tuple[Callable[[Facts], str | None], ...] = (
     *(_held, _retries, _quota, _stranded, _starting, _ending),
     *(_lent, _blocked, _trial, _policy_fails, _bound, _too_few, _share, _not_started, _taken, _not_chosen),
 )
+
+
+#: The cases in which it is said on which nodes the job cannot be.
+_NAMING_UNFIT = (_starting, _too_few, _not_started, _taken, _not_chosen)
+
+
+def _unfit(facts: Facts) -> str:
+    return "".join(f"; {node} cannot start it: {reason}" for node, reason in facts.not_for)
 
 
 # Words.

@@ -180,6 +180,11 @@ def facts(state: JobState = WAITS, **values: object) -> Facts:
         ),
         ("not_chosen", facts(), "policy rr has not chosen it yet; cuda:0 and cuda:1 are free"),
         ("not_chosen", facts(computes=True), "policy rr computes its plan"),
+        (
+            "starting",
+            facts(absent=(0,), not_for=(("node b", "there is no command train"),)),
+            "its process is starting (3.0 s so far); node b cannot start it: there is no command train",
+        ),
     ],
 )
 def test_every_case_has_its_sentence(case: str, found: Facts, sentence: str | None) -> None:

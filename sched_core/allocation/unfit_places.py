@@ -1,0 +1,78 @@
+"""Devices on nodes that are fit, for jobs that a plan puts on nodes where their command cannot be started.
+
+Policies that look at ``Job.within`` make no such plan, unless a job needs several of the nodes that are fit.
+"""
+
+from __future__ import annotations
+
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.lifecycle.state import State
+
+from .moves import Moves
+from .planned_devices import PlannedDevices
+
+
+class UnfitPlaces:
+    """The jobs whose command some nodes cannot start.
+
+    Parameters
+    ----------
+    state
+        The facts that all parts of the core share.
+    plan
+        The plan to change: which job has which devices.
+    moves
+        What exchanges devices between jobs.
+    """
+
+    def __init__(self, state: State, plan: PlannedDevices, moves: Moves) -> None:
+        self._state, self._plan, self._moves = state, plan, moves
+        self._jobs: dict[str, Gang] = {}
+
+    def add(self, job: Gang) -> None:
+        """Add ``job``, whose command some node cannot start."""
+        self._jobs[job.id] = job
+
+    def leave(self, now: float) -> None:
+        """Give each job devices of nodes that are fit for it, by an exchange; none if that is impossible."""
+        for job in list(self._jobs.values()):
+            if job.state.ended or not job.command.not_for:
+                del self._jobs[job.id]
+            elif job.running and not job.lease and self._is_unfit(job, job.placement):
+                if wish := self._elsewhere(job):
+                    self._moves.carry_out(job, wish, now)
+                else:
+                    self._plan.unassign(job, now)
+                    self._plan.start_again()
+
+    def _is_unfit(self, job: Gang, devices: tuple[int, ...]) -> bool:
+        return not job.command.not_for.keys().isdisjoint(self._state.nodes.of(devices))
+
+    def _elsewhere(self, job: Gang) -> tuple[int, ...]:
+        """Return as many devices as ``job`` has by the plan, on nodes that are fit; empty if too few."""
+        nodes = self._state.nodes
+        found = [device for device in job.placement if not self._is_unfit(job, (device,))]
+        left = [device for device in job.placement if device not in found]
+        usable = [
+            device for node in nodes.fitting(job) for device in nodes.cluster.on(node) if device not in found
+        ]
+        for device in sorted(usable, key=lambda device: len(self._state.holders(device))):
+            if left and self._gives(device, left[-1]):
+                found.append(device)
+                left.pop()
+        fits = not left and job.may_be_on(set(nodes.of(found)))
+        return tuple(found) if fits else ()
+
+    def _gives(self, device: int, other: int) -> bool:
+        """Return True if ``device`` is free, or its only holder can have ``other`` instead."""
+        holders = self._state.holders(device)
+        if not holders:
+            return True
+        (holder, *more) = holders
+        exchanged = tuple(other if one == device else one for one in holder.placement)
+        movable = not more and not holder.bound and not holder.lent and not holder.relocation.insisted
+        return (
+            movable
+            and holder.may_be_on(set(self._state.nodes.of(exchanged)))
+            and not self._is_unfit(holder, exchanged)
+        )
