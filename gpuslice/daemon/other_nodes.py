@@ -6,6 +6,7 @@ the scheduler goes on when Ray does not.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -30,7 +31,11 @@ from gpuslice.types import DeviceName, Word
 
 #: Name in the scheduler's directory.
 _FILE = "nodes.json"
+#: What the transfer of a job is told, in the directory of the nodes.
+_BRING = "bring-{}.json"
 _EXIT_USAGE = 2
+#: The longest wait for an engine that starts, or that ends, what is on the nodes.
+_BEGIN_S, _END_S = 240.0, 30.0
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -140,6 +145,7 @@ class OtherNodes:
     def open(self, clock: Clock) -> RemoteNodes:
         """Listen for agents, if possible at the address that agents of an earlier scheduler know."""
         assert self._known is not None
+        self._forget_transfers()  # of a scheduler that was killed
         keys = self._directory / KEYS
         if not keys.exists():
             curve.make(keys)
@@ -232,14 +238,21 @@ class OtherNodes:
             note(Noted(what, "", {"node": one.node or "here", "reason": one.reason, "remedy": one.remedy}))
 
     def end(self, warn: Callable[[str], None]) -> None:
-        """End what is left on the nodes of agents that were told to leave."""
+        """End what is left on the nodes of agents that were told to leave, and forget their keys."""
         try:
-            ended = self._ask("end", self._present())
+            ended = self._ask("end", self._present(), _END_S)
         except (EnvironmentUnusableError, UsageError) as error:
             warn(f"what is left of the agents could not be ended: {error.message}")
         else:
             for one in ended.remarks:
                 warn(f"what is left of the agent of node {one.node} could not be ended: {one.reason}")
+        self._forget_transfers()
+        shutil.rmtree(self._directory / KEYS, ignore_errors=True)
+
+    def _forget_transfers(self) -> None:
+        """Remove what transfers were told that have not read it: keys are in it."""
+        for path in (self._directory / "nodes").glob(_BRING.format("*")):
+            path.unlink(missing_ok=True)
 
     def _present(self) -> Wanted:
         assert self._known is not None
@@ -252,19 +265,29 @@ class OtherNodes:
         nodes = tuple(node for node in self.nodes if node.name not in self._remote.lost)
         brought = {"sources": tuple(sources), "targets": tuple(targets)}
         wanted = replace(self._present(), nodes=nodes, **brought)
-        path = self._directory / "nodes" / f"bring-{job}.json"  # that process removes it: keys are in it
+        path = self._directory / "nodes" / _BRING.format(job)  # that process removes it: keys are in it
         path.parent.mkdir(mode=0o700, exist_ok=True)
         replace_file(path, msgspec.json.encode(wanted))
         return [sys.executable, "-m", "gpuslice.node_agents.agents", "bring", job, str(path)]
 
-    def _ask(self, word: str, wanted: Wanted) -> Answer:
+    def _ask(self, word: str, wanted: Wanted, limit_s: float = _BEGIN_S) -> Answer:
         """Ask Ray or ssh for something by a process of its own. Return the answer."""
-        process = subprocess.run(
-            [sys.executable, "-m", "gpuslice.node_agents.agents", word],
-            input=msgspec.json.encode(wanted),
-            capture_output=True,
-            check=False,
-        )
+        try:
+            process = subprocess.run(
+                [sys.executable, "-m", "gpuslice.node_agents.agents", word],
+                input=msgspec.json.encode(wanted),
+                capture_output=True,
+                check=False,
+                timeout=limit_s,
+            )
+        except subprocess.TimeoutExpired as error:
+            engine = "ssh" if wanted.hosts else "Ray"
+            raise EnvironmentUnusableError(
+                f"{engine} has not answered within {limit_s:g} s",
+                "see whether the head of the cluster runs: `ray status`"
+                if engine == "Ray"
+                else "see whether the machines answer",
+            ) from error
         if process.returncode == 0:
             return msgspec.json.decode(process.stdout, type=Answer)
         lines = process.stderr.decode(errors="replace").strip().splitlines()[-2:] or ["it said nothing"]

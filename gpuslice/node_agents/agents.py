@@ -10,7 +10,9 @@ Each reads a ``Wanted`` from stdin or that file, as JSON. The first three write 
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +30,8 @@ from .engine import Engine
 
 #: Wait before a node is reported as unreachable; the caller then tries again.
 _UNREACHABLE_S = 5.0
+#: prctl(2)
+_PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
@@ -55,9 +59,15 @@ def _answers_alone() -> Iterator[BinaryIO]:
         yield answers
 
 
+def _end_with_parent() -> None:
+    """Have this process killed when the scheduler, its parent, is gone: the next one begins another."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def main(words: Sequence[str]) -> None:
     """Run the command in ``words``."""
     if len(words) > 2:
+        _end_with_parent()
         source = Path(words[2]).read_bytes()
         Path(words[2]).unlink()  # keys are in it
     else:

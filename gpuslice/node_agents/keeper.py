@@ -72,6 +72,18 @@ class AgentKeeper:
             raise unreachable(why)
         return running(self._directory)
 
+    def leave(self) -> None:
+        """End the agent, if it is left, and what it was told; then this actor keeps nothing.
+
+        Raises
+        ------
+        EnvironmentUnusableError
+            If it does not end.
+        """
+        if self._directory is not None:
+            (self._directory / CONFIG).unlink(missing_ok=True)
+            self._end_agent()
+
     def _watch(self) -> None:
         assert self._directory is not None
         while (self._directory / CONFIG).exists():  # it removes it when it has been told to leave

@@ -28,6 +28,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 _DIGITS = 8
 #: Longest start of an actor: Ray itself waits for ever for resources that others hold.
 _READY_S = 60.0
+#: Longest wait for agents that are told to leave by their actors.
+_LEAVE_S = 12.0
 _LOOK_AGAIN_S = 0.05
 
 
@@ -83,10 +85,20 @@ class RayEngine:
         return Answer(tuple(begun), tuple(remarks))
 
     def end(self) -> Answer:
-        """End the actors."""
-        for node in self._wanted.nodes:
-            _end(self._wanted, node)
-        return Answer()
+        """End the actors, and the agents that were not told to leave."""
+        wanted, remarks = self._wanted, list[Remark]()
+        ends_s = time.monotonic() + _LEAVE_S
+        for node, left in [(node, _leave(wanted, node)) for node in wanted.nodes if node.name]:
+            try:
+                if left is not None and not ray_module().wait([left], timeout=_until(ends_s))[0]:
+                    raise NodeLostError(f"it does not leave within {_LEAVE_S:g} s", "its node may be gone")
+                if left is not None:
+                    result(left)
+            except GpusliceError as error:
+                remarks.append(Remark(node.name, error.message, error.remedy))
+        for node in wanted.nodes:
+            _end(wanted, node)
+        return Answer(remarks=tuple(remarks))
 
     def bring(self, job: str) -> None:
         """Bring a snapshot by Ray's object store. A cluster that was started again gets its actors again."""
@@ -131,7 +143,7 @@ def _looked(wanted: Wanted, nodes: Sequence[Found]) -> list[tuple[Found, preflig
         asked[remote.remote(devices, wanted.working_directory)] = node
     found: list[tuple[Found, preflight.Facts | Exception, float]] = []
     ends_s = time.monotonic() + _READY_S
-    while asked and (ready := ray.wait(list(asked), timeout=max(0.0, ends_s - time.monotonic()))[0]):
+    while asked and (ready := ray.wait(list(asked), timeout=_until(ends_s))[0]):
         node = asked.pop(ready[0])
         try:
             found.append((node, result(ready[0]), time.time()))
@@ -151,7 +163,7 @@ def _is_wanted(wanted: Wanted, node: Found) -> bool:
 def _await_ready(wanted: Wanted, node: Found, actor: Any, ends_s: float) -> None:
     """Wait for the agent that an actor keeps. Raise what keeps it from running."""
     ready = actor.ready.remote()
-    if not ray_module().wait([ready], timeout=max(0.0, ends_s - time.monotonic()))[0]:
+    if not ray_module().wait([ready], timeout=_until(ends_s))[0]:
         raise EnvironmentUnusableError(
             f"Ray does not give node {node.name or node.ray_name} to gpuslice within {_READY_S:g} s",
             "`ray status` shows who has its devices; stop them, or share fewer with --devices",
@@ -197,6 +209,19 @@ def actor_name(wanted: Wanted, node: Found) -> str:
 def _directory(wanted: Wanted, node: Found) -> str:
     """Return the directory of what gpuslice keeps on ``node``."""
     return f"{wanted.directory}/nodes/{node.name}" if node.name else wanted.directory
+
+
+def _until(moment_s: float) -> float:
+    """Return how long it is until ``moment_s``; 0 if that has passed."""
+    return max(0.0, moment_s - time.monotonic())
+
+
+def _leave(wanted: Wanted, node: Found) -> Any:
+    """Have the actor of ``node`` end its agent. Return when that is done as a reference; None: no actor."""
+    try:
+        return ray_module().get_actor(actor_name(wanted, node), namespace=NAMESPACE).leave.remote()
+    except ValueError:
+        return None
 
 
 def _end(wanted: Wanted, node: Found) -> None:

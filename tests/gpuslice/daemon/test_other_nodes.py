@@ -1,14 +1,21 @@
-"""What the agents on other nodes are told about the scheduler's logs; nobody asks Ray."""
+"""What the agents on other nodes are told, and how they end; nobody asks Ray."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpuslice.clock import MonotonicClock
+from gpuslice.daemon import other_nodes
 from gpuslice.daemon.other_nodes import OtherNodes
 from gpuslice.nodes.plan import Answer, Found, Wanted
+
+from ...patience import PATIENCE_S
 
 NODES = (Found("", "1", "head", "127.0.0.1"), Found("b", "2", "b", "127.0.0.1"))
 
@@ -17,7 +24,7 @@ def told(directory: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """What a scheduler tells the agent on b that its logs are known by."""
     asked: list[Wanted] = []
 
-    def ask(others: OtherNodes, word: str, wanted: Wanted) -> Answer:
+    def ask(others: OtherNodes, word: str, wanted: Wanted, limit_s: float = 0.0) -> Answer:
         asked.append(wanted)
         return Answer(NODES)
 
@@ -38,3 +45,46 @@ def test_agents_hear_whether_the_logs_are_those_of_the_scheduler_before(
     assert told(directory, monkeypatch) == first
     (directory / "logs").rename(directory / "past-1")
     assert told(directory, monkeypatch) not in ("", first)
+
+
+def test_down_ends_although_the_engine_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, hangs = tmp_path / "s", tmp_path / "hangs"
+    monkeypatch.setattr(OtherNodes, "_ask", lambda others, word, wanted: Answer(NODES))
+    others = OtherNodes(directory, ["cpu:0"], ray="auto")
+    remote = others.open(MonotonicClock())
+    others.begin(lambda text: None)
+    others.bring("j", ("",), ("b",))
+    assert (directory / "nodes" / "bring-j.json").exists()
+    remote.close()
+    monkeypatch.undo()
+    hangs.write_text("#!/bin/sh\nexec sleep 600\n")
+    hangs.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(hangs))
+    monkeypatch.setattr(other_nodes, "_END_S", 0.1)
+    said: list[str] = []
+    others.end(said.append)
+    assert said == ["what is left of the agents could not be ended: Ray has not answered within 0.1 s"]
+    assert not (directory / "node-keys").exists()
+    assert not list((directory / "nodes").iterdir())
+
+
+def test_a_transfer_ends_with_its_scheduler(tmp_path: Path) -> None:
+    """It waits for the file that says what to bring: that is a pipe, to which nobody writes."""
+    os.mkfifo(tmp_path / "wanted")
+    starts = (
+        "import subprocess, sys\n"
+        "words = [sys.executable, '-m', 'gpuslice.node_agents.agents', 'bring', 'j', sys.argv[1]]\n"
+        "print(subprocess.Popen(words).pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", starts, str(tmp_path / "wanted")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as scheduler:
+        assert scheduler.stdout is not None
+        transfer = psutil.Process(int(scheduler.stdout.readline()))
+        with (tmp_path / "wanted").open("wb"):  # it reads
+            scheduler.kill()
+            gone, _ = psutil.wait_procs([transfer], timeout=PATIENCE_S)
+    assert gone

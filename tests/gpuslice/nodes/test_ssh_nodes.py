@@ -72,9 +72,11 @@ def test_jobs_run_on_machines_by_ssh_and_down_leaves_nothing(shell: Shell, machi
         ended = client.wait(job, PATIENCE_S)
         assert ended is not None
         assert ended.state == "succeeded"
+    key = secret(shell)
     shell("down")
     for pid in agents:
         gone(pid)
+    assert not machines.files_with(key)
 
 
 def test_a_job_outlives_the_agent_its_keeper_and_the_scheduler(shell: Shell, machines: Machines) -> None:
