@@ -80,6 +80,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         True to leave alone the processes that a submitted job has started and that outlive it.
     socket
         ZeroMQ endpoint of the scheduler, or empty.
+    attempt
+        Which attempt of a scheduled job this is, from 0; none without a scheduler.
     ranks
         Number of ranks for which the scheduler has devices; 0 without a scheduler.
     elastic
@@ -112,6 +114,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     command: Word = ""
     keep_children: bool = False
     socket: Word = ""
+    attempt: Count | None = None
     ranks: Count = 0
     elastic: bool = False
     memory: Word = ""
@@ -124,7 +127,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def environ(self) -> dict[str, str]:
         """Return the ``GPUSLICE_*`` variables that give these settings to another process."""
-        return {variable(field): str(value) for field, value in msgspec.structs.asdict(self).items()}
+        values = msgspec.structs.asdict(self)
+        return {variable(name): str(value) for name, value in values.items() if value is not None}
 
     @property
     def ramdisk_directory(self) -> Path:

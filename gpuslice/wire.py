@@ -42,6 +42,7 @@ class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
 
     ``boundary`` and ``epoch`` are 0 in a fresh process. ``parked``: the rank waits for a lease.
     ``replaces``: the process that has been this rank so far, if this process trains in its place.
+    ``attempt``: the attempt of the job that started this process; None if an older version did.
     """
 
     version: Count
@@ -53,6 +54,7 @@ class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
     epoch: Count = 0
     parked: bool = True
     replaces: Pid = 0
+    attempt: Count | None = None
 
 
 class Progress(Message, tag="progress", frozen=True, omit_defaults=True):

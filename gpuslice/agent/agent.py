@@ -334,6 +334,7 @@ class Agent:
             epoch=self._orders.epoch,
             parked=self._orders.phase is not Phase.RUNNING,
             replaces=self._replaces,
+            attempt=self._runtime.settings.attempt,
         )
         last = (said for said in (self._last_suspended, self._bye) if said is not None)
         return [hello, *self._trained(), *last]

@@ -89,7 +89,7 @@ class Moves:
 
         ``moved`` is True if it had other devices before, ``asked`` if its owner asked for the new ones.
         """
-        on_its_way = job.lent or job.relocation.ending
+        on_its_way = job.lent or job.relocating
         if job.command.launched and (on_its_way or self._state.nodes.misplaced(job)):
             self._granted[job.id] = _Grant(job, moved, asked)
 
@@ -99,7 +99,7 @@ class Moves:
             if job.state.ended:  # it counts as running until its next attempt
                 del self._granted[job.id]
                 continue
-            if (job.lent and job.running) or job.relocation.ending:
+            if (job.lent and job.running) or job.relocating:
                 continue  # it is wanted nowhere while others are tried on its devices, or has no node now
             leaves = self._state.nodes.can_leave(job)
             # Of a command that is started anew it is known while it has a lease.

@@ -10,6 +10,7 @@ from enum import Enum
 
 import msgspec
 
+from gpuslice.errors import InvariantError
 from gpuslice.wire import Hello
 
 from .failures import Failure, Kind
@@ -28,6 +29,22 @@ class Stage(Enum):
     MEETING = "meeting"  # the port at which its ranks meet is found
     STARTED = "started"  # its nodes were told to start it
     ENDED = "ended"
+
+
+class Purpose(Enum):
+    """The purposes for which all processes of a job are ended."""
+
+    RELAUNCH = "relaunch"  # to be started for another number of devices; the script may save first
+    RELOCATE = "relocate"  # to be started on other nodes; the state is saved, so the script is not asked
+    ABORT = "abort"  # its command has failed on one of its nodes; what follows is decided when all have ended
+    CANCEL = "cancel"
+    FAIL = "fail"
+    SUCCEED = "succeed"
+
+    @property
+    def final(self) -> bool:
+        """True if no other processes are started in place of those that are ended."""
+        return self in (Purpose.CANCEL, Purpose.FAIL, Purpose.SUCCEED)
 
 
 class Command(msgspec.Struct):
@@ -54,6 +71,10 @@ class Command(msgspec.Struct):
         The nodes on which it could not be started, in any attempt, and why.
     misses, not_begun
         How often it was started elsewhere for that; true if this attempt has shown it of another node.
+    ending
+        Why its processes were told to end last. None if they were not.
+    at_once
+        True if they were told to end without time to save.
     """
 
     stage: Stage = Stage.ABSENT
@@ -67,6 +88,8 @@ class Command(msgspec.Struct):
     not_for: dict[int, str] = {}
     misses: int = 0
     not_begun: bool = False
+    ending: Purpose | None = None
+    at_once: bool = False
 
     @property
     def launched(self) -> bool:
@@ -79,7 +102,15 @@ class Command(msgspec.Struct):
         return self.stage not in (Stage.ABSENT, Stage.ENDED)
 
     def prepare(self, now: float) -> None:
-        """Note that the command is to be started from now on."""
+        """Note that the command is to be started from now on.
+
+        Raises
+        ------
+        InvariantError
+            If it was started before: an attempt is launched once.
+        """
+        if self.launched:
+            raise InvariantError("an attempt is launched a second time")
         self.launched_s, self.exit_code, self.not_begun = now, None, False
         self.unreachable, self.port, self.ended_on, self.first_code = "", 0, (), 0
 
@@ -119,10 +150,24 @@ class Command(msgspec.Struct):
         self.go_on(Stage.ENDED)
         self.exit_code, self.said = code, said
 
+    def end_for(self, purpose: Purpose) -> None:
+        """Note that the processes are told to end for ``purpose``, which may be stricter than the one before.
+
+        Raises
+        ------
+        InvariantError
+            If they were told to end for good before.
+        """
+        if self.ending is not None and self.ending.final:
+            raise InvariantError(f"told to end ({purpose.value}) after {self.ending.value}")
+        self.ending = purpose
+        self.at_once = self.at_once or purpose is Purpose.RELOCATE
+
     def renew(self) -> None:
         """Note that another attempt begins, whose command is not started yet."""
         self.go_on(Stage.ABSENT)
         self.said = ""
+        self.ending, self.at_once = None, False
 
 
 class Processes(msgspec.Struct):
@@ -258,8 +303,6 @@ class Relocation(msgspec.Struct):
 
     Attributes
     ----------
-    ending
-        True while its processes are being ended because others are to be started on other nodes.
     left_s, gone_s
         When the last relocation or relaunch began, and when its processes were gone. None once the job trains
         again, and if it had not trained before.
@@ -271,7 +314,6 @@ class Relocation(msgspec.Struct):
         The moves since it trained last. If there were several: when the next one may begin.
     """
 
-    ending: bool = False
     insisted: bool = False
     left_s: float | None = None
     gone_s: float | None = None
@@ -284,16 +326,17 @@ class Relocation(msgspec.Struct):
 
         ``loses_time`` is True if the job has trained, so that the move costs it time.
         """
-        self.ending = True
         self._count(now)
         if self.left_s is None and loses_time:
             self.left_s = now
 
-    def relaunch(self, now: float, *, loses_time: bool) -> None:
-        """Note that the processes are told to end, to be started in another number."""
-        if not self.ending:
+    def relaunch(self, now: float, *, loses_time: bool, moving: bool) -> None:
+        """Note that the processes are told to end, to be started in another number.
+
+        ``moving``: they were told before, to be started on other nodes. That move goes on.
+        """
+        if not moving:
             self.left_s = now if loses_time else None
-        self.ending = False
         self._count(now)
 
     def go_on(self, left_s: float | None, now: float) -> None:
@@ -324,7 +367,6 @@ class Relocation(msgspec.Struct):
 
     def renew(self) -> None:
         """Forget the move: another attempt begins."""
-        self.ending = False
         self.arrived()
 
 

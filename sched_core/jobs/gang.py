@@ -11,7 +11,7 @@ from gpuslice.errors import IllegalTransitionError
 from gpuslice.sched_core.job import JobSpec
 
 from .accounts import AccountedJob, Activity
-from .facts import Asked, Command, Lateness, Processes, Relocation, Switch, Verdict
+from .facts import Asked, Command, Lateness, Processes, Purpose, Relocation, Switch, Verdict
 from .program import Program
 from .rank import Rank, RankPhase
 from .refusals import Refusals
@@ -140,7 +140,7 @@ class Gang(AccountedJob):
     @property
     def told_to_end(self) -> bool:
         """True if its processes are to end, for good or so that it can be started anew."""
-        ends = self.state.ended or self.relocation.ending or self.state is JobState.RELAUNCHING
+        ends = self.state.ended or self.relocating or self.state is JobState.RELAUNCHING
         return ends or bool(self.command.first_code)
 
     @property
@@ -153,6 +153,11 @@ class Gang(AccountedJob):
     def failures(self) -> int:
         """The number of times that the job was started again after a failure."""
         return self.attempt - self.relaunches - self.command.misses
+
+    @property
+    def relocating(self) -> bool:
+        """True while its processes are being ended because others are to be started on other nodes."""
+        return self.command.ending is Purpose.RELOCATE
 
     @property
     def needs_relaunch(self) -> bool:

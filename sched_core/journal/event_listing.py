@@ -63,6 +63,9 @@ def _info(number: int, at_s: float, unix_s: float | None, event: Event) -> Event
         for name, value in fields.items()
         if name not in ("job", "id", "rank", "version") and isinstance(value, Plain)
     }
+    attempt = details.get("attempt")
+    if not isinstance(event, Noted) and isinstance(attempt, int):
+        details["attempt"] = attempt + 1  # as notices count, for people
     if isinstance(event, Submitted):
         details["deadline_s"] = event.spec.last_deadline_s
     if isinstance(event, Moved):

@@ -11,6 +11,7 @@ import msgspec
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.facts import Purpose
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.policy import Task
 from gpuslice.types import (
@@ -48,7 +49,9 @@ class Reported(msgspec.Struct, frozen=True, tag="reported"):
 
 
 class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
-    """The end of the process ``pid`` of a rank; 0 in journals of older versions: the present process.
+    """The end of the process ``pid`` of a rank, in ``attempt`` of its job.
+
+    Journals of older versions have pid 0 (the present process) and attempt None (the present attempt).
 
     ``unseen``: it ended while no scheduler watched, or before it had greeted the next scheduler, so its
     ``Bye`` may be lost. The job's exit code then tells whether that was a failure.
@@ -58,19 +61,22 @@ class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
     rank: RankNumber
     unseen: bool = False
     pid: Pid = 0
+    attempt: Count | None = None
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited"):
-    """The end of the command that the shell started for a job.
+    """The end of the command that the shell started for ``attempt`` of a job.
 
     ``code`` is negative for a signal. ``said`` are lines of its stderr that tell why it failed. ``node`` is
     the node on which the command of a gang on several nodes has ended. None: nothing of the command is left.
+    Journals of older versions have attempt None: the present attempt.
     """
 
     job: JobName
     code: ExitCode
     said: Text = ""
     node: Label | None = None
+    attempt: Count | None = None
 
 
 class Brought(msgspec.Struct, frozen=True, tag="brought"):
@@ -293,11 +299,20 @@ class Tell(msgspec.Struct, frozen=True, tag="tell"):
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill"):
-    """The order to end all processes of ``job`` within its grace time, or to kill them ``at_once``."""
+    """The order to end all processes of ``job`` up to ``attempt``, within its grace time or at once.
+
+    A later order for the same attempt may be stricter, and never more patient.
+    """
 
     job: str
     reason: str
-    at_once: bool = False
+    attempt: int
+    purpose: Purpose
+
+    @property
+    def at_once(self) -> bool:
+        """True if the processes are killed without being asked to end."""
+        return self.purpose is Purpose.RELOCATE
 
 
 class WakeAt(msgspec.Struct, frozen=True, tag="wake_at"):

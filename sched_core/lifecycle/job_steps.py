@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
+from gpuslice.sched_core.jobs.facts import Purpose
 from gpuslice.sched_core.jobs.failures import Kind
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState, Trigger
@@ -12,6 +13,9 @@ from . import launches, restarts
 from .events import Kill, Notice
 from .rank_orders import NEVER, aim, let_run_to_the_end, resume_parked
 from .state import News, State
+
+#: Why the processes of a job are told to end that ends by a trigger.
+_PURPOSES = {Trigger.SUCCEED: Purpose.SUCCEED, Trigger.FAIL: Purpose.FAIL, Trigger.CANCEL: Purpose.CANCEL}
 
 
 def grant(state: State, job: Gang, devices: tuple[int, ...], rate: float, now: float) -> None:
@@ -128,7 +132,8 @@ def end(
     if job.processes_gone:
         close_if_gone(state, job, now)
     else:
-        state.order(Kill(job.id, reason or job.state.value))
+        job.command.end_for(_PURPOSES[trigger])
+        state.order(Kill(job.id, reason or job.state.value, job.attempt, _PURPOSES[trigger]))
         let_run_to_the_end(state, job)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import cycle, islice
 
-from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.facts import Purpose, Stage
 from gpuslice.sched_core.jobs.gang import Gang
 
 from .events import Bring, FindPort, Kill, Launch, Notice
@@ -55,13 +55,14 @@ def start(state: State, job: Gang) -> None:
 def relocate(state: State, job: Gang, now: float) -> None:
     """End the processes of ``job``, which is parked, so that others can be started at its devices."""
     nodes = state.nodes
-    if job.relocation.ending or not nodes.can_leave(job):
+    if job.relocating or not nodes.can_leave(job):
         return
     job.relocation.leave_node(now, loses_time=bool(job.state_nodes))
     goals = nodes.of(job.wanted) or nodes.state_nodes(job)
     there = ", ".join(nodes.named(tuple(sorted(set(goals)))))
     job.history.append((now, f"to be started on {there or 'this node'}"))
-    state.order(Kill(job.id, "it goes to another node", at_once=True))
+    job.command.end_for(Purpose.RELOCATE)
+    state.order(Kill(job.id, "it goes to another node", job.attempt, Purpose.RELOCATE))
 
 
 def go_on(state: State, job: Gang, now: float) -> None:

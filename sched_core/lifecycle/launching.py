@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 
-from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.facts import Purpose, Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.types import shortened
@@ -20,6 +20,7 @@ from .events import Brought, Exited, Kill, PortFound, StateWaits
 from .job_steps import close_if_gone, end
 from .launches import bring, meet, start
 from .node_map import listed
+from .reports import is_news_of_exit
 from .state import State
 
 #: The exit code of a command that was never started, or whose node is lost.
@@ -71,7 +72,9 @@ def exited(state: State, job: Gang, event: Exited, now: float) -> None:
         If that has ended before; nothing was changed.
     """
     command, nodes = job.command, set(state.nodes.named(job.nodes))
-    if not command.runs or event.node in command.ended_on or event.node not in {None, *nodes}:
+    if not is_news_of_exit(job, event.code, event.attempt):
+        return
+    if event.node in command.ended_on or event.node not in {None, *nodes}:
         raise job.illegal(f"second exit with code {event.code}")
     was_told = job.told_to_end
     if not was_told:
@@ -83,13 +86,15 @@ def exited(state: State, job: Gang, event: Exited, now: float) -> None:
     if nodes <= set(command.ended_on):
         _command_ended(state, job, command.first_code, command.said, now)
     elif event.code and not was_told:
-        state.order(Kill(job.id, f"its command has failed on node {listed((event.node,))}"))
+        command.end_for(Purpose.ABORT)
+        reason = f"its command has failed on node {listed((event.node,))}"
+        state.order(Kill(job.id, reason, job.attempt, Purpose.ABORT))
 
 
 def _command_ended(state: State, job: Gang, code: int, said: str, now: float) -> None:
     """Act on the end of the command of ``job``, which has ended with exit code ``code`` on all nodes."""
     job.command.end(code, said)
-    if job.state.ended or job.relocation.ending:
+    if job.state.ended or job.relocating:
         close_if_gone(state, job, now)
     elif job.state is JobState.RELAUNCHING:
         restarts.relaunch_if_gone(state, job, now)

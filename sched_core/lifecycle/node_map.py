@@ -152,7 +152,7 @@ class NodeMap:
 
     def on_its_way(self, job: Gang) -> bool:
         """Return True if processes of ``job`` are started on another node, and none has greeted yet."""
-        if job.processes.first_hello_s is not None or job.relocation.ending or job.state.ended:
+        if job.processes.first_hello_s is not None or job.relocating or job.state.ended:
             return False
         return job.relocation.gone_s is not None or (job.command.runs and bool(self.origin(job)))
 

@@ -26,6 +26,7 @@ from . import restarts
 from .events import Notice, RankGone, Tell
 from .job_steps import close_if_gone, end, settle, stay
 from .rank_orders import dismiss_waiting, resume_parked
+from .reports import is_news_of_end
 from .state import News, State
 
 
@@ -55,16 +56,7 @@ class RankProcesses:
             self._state.reconcile_later(job)  # other ranks may never come; devices may be planned already
 
     def queue(self, job: Gang, rank: Rank, hello: Hello) -> None:
-        """Put the process that said ``hello`` in line for the place of ``rank``, which another process has.
-
-        Raises
-        ------
-        IllegalTransitionError
-            If the process trains already, or is the rank itself.
-        """
-        fresh = hello.parked and not hello.epoch
-        if not fresh or hello.pid == rank.pid:
-            raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}), process {hello.pid}")
+        """Put the process that said ``hello`` in line for the place of ``rank``, which another one has."""
         job.processes.queue((*_without(job.processes.line, rank.number, hello.pid), hello))
         self._state.order(Tell(job.id, rank.number, Queued(behind=rank.pid), pid=hello.pid))
 
@@ -112,16 +104,8 @@ class RankProcesses:
         else:
             self._state.tell(job, rank.number, Withdraw(epoch=job.epoch))
 
-    def withdrawn(self, job: Gang, rank: Rank, now: float) -> None:
-        """Free the place that the process of ``rank`` gave up, and the devices if no process follows.
-
-        Raises
-        ------
-        IllegalTransitionError
-            If the process has begun to train.
-        """
-        if not places.idles(job) or rank.phase is not RankPhase.ON:
-            raise job.illegal(f"Withdrawn of rank {rank.number}, which is {rank.phase.value}")
+    def withdrawn(self, job: Gang, now: float) -> None:
+        """Free the only rank's place, which its process gave up, and the devices if no process follows."""
         self._free_places(job, now)
         if job.lease and job.processes.idle_since_s is not None:
             self.give_up_devices(job, now)
@@ -134,19 +118,15 @@ class RankProcesses:
         IllegalTransitionError
             If the rank had no process.
         """
-        if not 0 <= event.rank < len(job.ranks):
-            raise job.illegal(f"end of rank {event.rank}")
+        if not is_news_of_end(job, event.rank, event.pid, event.attempt):
+            return
         rank = job.ranks[event.rank]
         if event.pid and event.pid != rank.pid:
             self._leave_line(job, event)  # or it was the rank before
             return
-        if rank.phase is RankPhase.ABSENT and job.state.ended:
-            return
-        if rank.phase in (RankPhase.ABSENT, RankPhase.GONE):
-            raise job.illegal(f"end of rank {event.rank}, which is {rank.phase.value}")
         left_by_itself = rank.phase is RankPhase.LEAVING
         rank.end()
-        if job.state.ended or job.relocation.ending:
+        if job.state.ended or job.relocating:
             close_if_gone(self._state, job, now)
         elif job.state is JobState.RELAUNCHING:
             restarts.relaunch_if_gone(self._state, job, now)

@@ -27,9 +27,11 @@ from gpuslice.wire import (
 
 from .events import Notice
 from .job_steps import begin, call_off, end, finish, settle, stay
-from .rank_orders import NEVER, aim, dismiss_waiting, resume_rank, tell_to_stop
+from .rank_orders import aim, dismiss_waiting, resume_rank, tell_to_stop
 from .rank_processes import RankProcesses
+from .reports import called_off, is_news, report_of
 from .state import News, State
+from .tables import Report
 
 #: A job fails when its resume was refused so often in a row.
 MAX_RESUME_REFUSALS = 5
@@ -56,27 +58,19 @@ class RankReports:
         self._state, self._processes, self._needs_durations = state, processes, needs_durations
 
     def take(self, job: Gang, number: int, message: FromAgent, now: float) -> None:
-        """Act on ``message`` of rank ``number``; drop it if its epoch is over or the job has ended.
+        """Act on ``message`` of rank ``number``, if it is news.
 
         Raises
         ------
         IllegalTransitionError
             If that rank cannot have said this now; nothing was changed.
         """
-        name = type(message).__name__
-        if not 0 <= number < len(job.ranks):
-            raise job.illegal(f"{name} of rank {number}")
-        if job.state.ended:
+        if not is_news(job, number, message):
             return
         rank = job.ranks[number]
-        if isinstance(message, Hello):
-            self._hello(job, rank, message, now)
-            return
-        if rank.phase in (RankPhase.ABSENT, RankPhase.GONE) or message.epoch > job.epoch:
-            raise job.illegal(f"{name} of rank {number} ({rank.phase.value}) with epoch {message.epoch}")
-        if message.epoch < job.epoch:
-            return
         match message:
+            case Hello():
+                self._hello(job, rank, message, now)
             case Progress():
                 rank.report(message)
                 self._advance(job, rank, now, message.boundary, message.step)
@@ -99,7 +93,7 @@ class RankReports:
             case Refused():
                 self._refused(job, rank, message, now)
             case Withdrawn():
-                self._processes.withdrawn(job, rank, now)
+                self._processes.withdrawn(job, now)
             case Bye():
                 self._advance(job, rank, now, message.boundary, message.step)
                 rank.leave()
@@ -133,28 +127,23 @@ class RankReports:
             self._state.plan_due = True
 
     def _hello(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
-        if _begins_anew(job, rank, message):
-            self._processes.begin_anew(job, message, now)
-            return
-        if rank.phase is RankPhase.LEAVING and message.pid == rank.pid:
-            if rank not in job.members:
-                self._state.tell(job, rank.number, Dismiss(epoch=job.epoch))
-            return  # its Bye is known
-        again = rank.phase in (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
-        if not job.command.launched or message.world_size != len(job.ranks):
-            raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}) of {message.world_size}")
-        if again and message.pid == rank.pid:
-            self._hello_again(job, rank, message, now)
-        elif any(hello.pid == message.pid for hello in job.processes.beside):
-            self._processes.stay_beside(job, rank, message)
-        elif message.replaces and message.replaces == rank.pid and not (again and rank.step):
-            if not again or len(job.ranks) > 1:
-                raise job.illegal(f"a process beside process {rank.pid}, which started it")
-            self._processes.replace(job, rank, message, now)
-        elif rank.phase is RankPhase.ABSENT:
-            self._processes.enter(job, rank, message, now)
-        else:
-            self._processes.queue(job, rank, message)
+        processes = self._processes
+        match report_of(job, rank, message):
+            case Report.HELLO_ANEW:
+                processes.begin_anew(job, message, now)
+            case Report.HELLO_PARKED | Report.HELLO_RUNNING if rank.phase is RankPhase.LEAVING:
+                if rank not in job.members:
+                    self._state.tell(job, rank.number, Dismiss(epoch=job.epoch))
+            case Report.HELLO_PARKED | Report.HELLO_RUNNING:
+                self._hello_again(job, rank, message, now)
+            case Report.HELLO_BESIDE:
+                processes.stay_beside(job, rank, message)
+            case Report.HELLO_CHILD:
+                processes.replace(job, rank, message, now)
+            case _ if rank.phase is RankPhase.ABSENT:
+                processes.enter(job, rank, message, now)
+            case _:
+                processes.queue(job, rank, message)
 
     def _hello_again(self, job: Gang, rank: Rank, message: Hello, now: float) -> None:
         """Restore what was lost with the connection of ``rank``: the last orders, or the rank's last report.
@@ -162,21 +151,13 @@ class RankReports:
         A parked rank sends its last ``Suspended`` again after the Hello.
         """
         present = message.epoch == job.epoch
-        if (
-            message.epoch > job.epoch
-            or not (present or message.parked)
-            or (rank.phase is RankPhase.ON and not present)
-        ):
-            raise job.illegal(f"Hello of rank {rank.number} ({rank.phase.value}) with epoch {message.epoch}")
-        stopping = job.state is JobState.SUSPENDING or _called_off(job)
+        stopping = job.state is JobState.SUSPENDING or called_off(job)
         if rank.phase is RankPhase.COMING:
             if not message.parked or (present and stopping and message.boundary > rank.boundary):
                 rank.arrive()  # its Resumed was lost
             else:
                 resume_rank(self._state, job, rank.number)
         elif rank.phase is RankPhase.PARKED and not message.parked:
-            if not _told_to_come(job, rank):
-                raise job.illegal(f"Hello of rank {rank.number}, which runs though it is parked")
             rank.arrive()
         self._advance(job, rank, now, message.boundary)
         if stopping and rank.phase is not RankPhase.PARKED:
@@ -197,26 +178,19 @@ class RankReports:
             begin(self._state, job, now)
 
     def _resumed(self, job: Gang, rank: Rank, message: Resumed, now: float) -> None:
-        again = rank.phase is RankPhase.PARKED and _told_to_come(job, rank)
-        if rank.phase is not RankPhase.COMING and not again:
-            raise job.illegal(f"Resumed of rank {rank.number}, which is {rank.phase.value}")
         rank.arrive()
         self._state.switch_costs.resumed(job, rank.number, message)
         self._advance(job, rank, now, message.boundary)
         settle(self._state, job, now)
 
     def _suspended(self, job: Gang, rank: Rank, message: Suspended, now: float) -> None:
-        if rank.phase in (RankPhase.PARKED, RankPhase.COMING) and message.boundary <= rank.boundary:
-            return  # known; said again after a Hello
-        called_off = _called_off(job)
-        if rank.phase is not RankPhase.ON or not (job.state is JobState.SUSPENDING or called_off):
-            raise job.illegal(f"Suspended of rank {rank.number}, which is {rank.phase.value}")
+        comes_back = called_off(job)
         rank.park(message)
         job.home = job.lease or job.home
         job.step_time.suspended()
         self._state.switch_costs.parked(job, rank.number, message)
         self._advance(job, rank, now, message.boundary, message.step)
-        if called_off:
+        if comes_back:
             if job.allows(Trigger.LATE_PARK):
                 job.move(Trigger.LATE_PARK, now)
                 job.stand_still()
@@ -229,10 +203,6 @@ class RankReports:
         settle(self._state, job, now)
 
     def _overshot(self, job: Gang, rank: Rank, message: Overshot, now: float) -> None:
-        if rank.phase is RankPhase.LEAVING:
-            return  # the order met it when its script had ended
-        if rank.phase is not RankPhase.ON:
-            raise job.illegal(f"Overshot of rank {rank.number}, which is {rank.phase.value}")
         self._advance(job, rank, now, message.boundary)
         if job.state is JobState.SUSPENDING and message.boundary >= job.asked.stop_at:
             # Odd distances, or a rank that cannot park at odd boundaries might be told of no other.
@@ -242,11 +212,6 @@ class RankReports:
             job.asked.overshot()
 
     def _refused(self, job: Gang, rank: Rank, message: Refused, now: float) -> None:
-        if not message.running and rank.phase is RankPhase.PARKED:
-            return  # of the same Resume, which was said again after a Hello
-        expected = RankPhase.ON if message.running else RankPhase.COMING
-        if rank.phase is not expected:
-            raise job.illegal(f"Refused of rank {rank.number}, which is {rank.phase.value}")
         self._advance(job, rank, now, message.boundary)
         job.history.append((now, f"rank {rank.number} refused: {message.error}"))
         if not message.running:
@@ -262,25 +227,3 @@ class RankReports:
             job.refusals.suspend_error = message.error
             self._stay(job, now)
         self._state.reconcile_later(job)
-
-
-def _begins_anew(job: Gang, rank: Rank, hello: Hello) -> bool:
-    """Return True if the process of the only rank has had a lease and executes another program now."""
-    fresh = hello.parked and not hello.epoch and not hello.replaces
-    had_lease = rank.phase is RankPhase.ON or (rank.phase is RankPhase.LEAVING and rank.boundary > 0)
-    return fresh and had_lease and hello.pid == rank.pid and len(job.ranks) == 1
-
-
-def _told_to_come(job: Gang, rank: Rank) -> bool:
-    """Return True if a parked rank may come back, although it counts as parked.
-
-    A Resume that was sent again after a Hello is obeyed even if the first one was refused meanwhile. While a
-    gang stops, the ranks that parked too early are told to come.
-    """
-    early = job.state is JobState.SUSPENDING and rank.boundary < job.asked.stop_at
-    return early or job.state in (JobState.STARTING, JobState.RESUMING)
-
-
-def _called_off(job: Gang) -> bool:
-    """Return True if ranks may still park for a suspend that was called off."""
-    return job.asked.stop_at == NEVER and job.state in (JobState.RUNNING, JobState.RESUMING)

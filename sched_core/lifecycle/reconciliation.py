@@ -107,5 +107,5 @@ def _is_there(job: Gang) -> bool:
 def _tried_again_s(job: Gang) -> Iterable[float]:
     """Return the times at which the next attempt, move, suspend and resume of ``job`` may be tried."""
     tries = job.not_before_s, job.refusals.suspend.until_s, job.refusals.resume.until_s
-    moves = job.ready and job.wanted and not job.lease and not job.relocation.ending
+    moves = job.ready and job.wanted and not job.lease and not job.relocating
     return (*tries, job.relocation.again_s) if moves else tries

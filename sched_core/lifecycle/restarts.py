@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import inf
 
 from gpuslice.errors import OVER_MEMORY_LIMIT
+from gpuslice.sched_core.jobs.facts import Purpose
 from gpuslice.sched_core.jobs.failures import Failure, Kind, classify, verdict
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
@@ -65,10 +66,11 @@ def end_to_relaunch(state: State, job: Gang, now: float) -> None:
     for the new number.
     """
     job.move(Trigger.RELAUNCH, now)
-    job.relocation.relaunch(now, loses_time=job.processes.trains)
+    job.relocation.relaunch(now, loses_time=job.processes.trains, moving=job.relocating)
+    job.command.end_for(Purpose.RELAUNCH)
     state.switch_costs.forget(job)
     state.order(Notice("relaunched", job.id, {"from": len(job.ranks), "to": len(job.wanted)}))
-    state.order(Kill(job.id, "it is started anew for other devices"))
+    state.order(Kill(job.id, "it is started anew for other devices", job.attempt, Purpose.RELAUNCH))
     let_run_to_the_end(state, job)
     relaunch_if_gone(state, job, now)
 

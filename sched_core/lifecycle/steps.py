@@ -141,7 +141,7 @@ def _enter(job: Gang, world: World, now: float) -> Step | Waits:
     """Return the next step of a job without devices (enter or relocate), or what the job waits for."""
     if not job.wanted:
         return Waits(For.PLAN, reason="waits for devices")
-    if job.relocation.ending:
+    if job.relocating:
         return _ranks("waits for its processes to end")
     if not job.training() or not job.ready:
         return _ranks("waits for its processes")

@@ -72,7 +72,7 @@ class Blockers:
             "absent": absent,
             "ending": job.command.launched and not absent and not job.training(),
             "idle": job.processes.idle_since_s is not None,
-            "relocating": job.relocation.ending,
+            "relocating": job.relocating,
             "on": self._nodes(nodes.named(job.nodes)),
             "state_from": self._nodes(origin),
             "stranded": bool(job.command.unreachable),

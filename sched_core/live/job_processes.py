@@ -46,7 +46,7 @@ from gpuslice.sched_core.nodes.local_node import LocalNode
 from gpuslice.sched_core.nodes.node import Connection, Node, Reports, Sought
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNode, RemoteNodes
 from gpuslice.sched_core.nodes.transfers import Transfers
-from gpuslice.types import shortened
+from gpuslice.types import MAX_COUNT, shortened
 
 _SAID_CHARACTERS = 4096
 
@@ -101,7 +101,8 @@ class JobProcesses:
         job = self._core.jobs[command.job]
         match command:
             case Kill():
-                self._end(job, 0.0 if command.at_once else job.spec.grace_s)
+                if command.attempt == job.attempt:  # else it has ended, and another was begun
+                    self._end(job, 0.0 if command.at_once else job.spec.grace_s)
             case Bring() if _waits_for(job, command.attempt, Stage.BRINGING):
                 self._bring(command)
             case FindPort() if _waits_for(job, command.attempt, Stage.MEETING):
@@ -140,7 +141,7 @@ class JobProcesses:
     def _start(self, node: str, job: Gang) -> None:
         """Start the command of ``job`` on ``node``. If the job is to end by now, report its end there."""
         if job.told_to_end:
-            self.ended(node, Exited(job.id, KILLED))
+            self.ended(node, Exited(job.id, KILLED, attempt=job.attempt))
             return
         program, environ = job.program, dict(self._environ(job.spec, len(job.ranks), job.program))
         nodes = self._nodes_of(job)
@@ -157,10 +158,10 @@ class JobProcesses:
         if self._transfers is not None:
             self._transfers.cancel(job.id)
         if job.command.stage in _BEFORE_START:
-            self._occur(Exited(job.id, KILLED))
+            self._occur(Exited(job.id, KILLED, attempt=job.attempt))
             return
         for name in dict.fromkeys(self._nodes_of(job)):
-            self._node(name).end(job.id, grace_s=grace_s)
+            self._node(name).end(job.id, job.attempt, grace_s=grace_s)
 
     # What another scheduler, or an agent that was away, has to be asked.
 
@@ -192,7 +193,7 @@ class JobProcesses:
         if lost or job.told_to_end:
             if self._transfers is not None:
                 self._transfers.cancel(job.id)
-            self._occur(Exited(job.id, KILLED, lost))
+            self._occur(Exited(job.id, KILLED, lost, attempt=job.attempt))
         elif job.command.stage is Stage.MEETING and node == self._nodes_of(job)[0]:
             self._node(node).find_port(job.id, job.attempt)
 
@@ -213,9 +214,10 @@ class JobProcesses:
 
     def _give_up(self, job: Gang, node: str) -> None:
         """Report the end of what ``job`` has on ``node``, which is lost."""
+        attempt = job.attempt
         for rank, pid in self._ranks_on(job, node):
-            self._occur(RankGone(job.id, rank, pid=pid))
-        self.ended(node, Exited(job.id, KILLED, f"gpuslice: node {node} was lost"))
+            self._occur(RankGone(job.id, rank, pid=pid, attempt=attempt))
+        self.ended(node, Exited(job.id, KILLED, f"gpuslice: node {node} was lost", attempt=attempt))
 
     def _ranks_on(self, job: Gang, node: str) -> tuple[tuple[int, int], ...]:
         """Return rank and pid of each process that is a rank of ``job`` on ``node``, or waits to be."""
@@ -230,8 +232,11 @@ class JobProcesses:
         if node.joined:
             self._disconnected(node.name)
             # While nothing was heard of them they may have been started elsewhere.
-            for name in set(node.running) - {job.id for job in ours}:
-                node.end(name, grace_s=0.0)
+            present = {job.id: job.attempt for job in ours}
+            for name in sorted(set(node.running)):
+                before = present.get(name, MAX_COUNT) - 1  # what is not ours has no present attempt there
+                if before >= 0:
+                    node.end(name, before, grace_s=0.0)
         if node.name in self._core.state.nodes.lost:
             if node.joined:
                 self._occur(NodeFound(node.name))
@@ -247,28 +252,32 @@ class JobProcesses:
         """Send ``frame`` to the rank at ``connection``."""
         self._node(connection.node).send(connection.identity, frame)
 
-    def greeted(self, job: str, rank: int, pid: int, connection: Connection) -> None:
-        """Watch a rank, process ``pid``, which has said who it is. End it if its job has ended."""
-        node = self._node(connection.node)
-        node.watch_rank(job, rank, pid, connection.identity)
-        found = self._core.jobs[job]
-        if found.state.ended:
-            node.end(job, grace_s=found.spec.grace_s)  # its end was before it could be told
+    def greeted(self, attempt: int | None, job: str, rank: int, pid: int, connection: Connection) -> None:
+        """Watch a rank, process ``pid``, which has said who it is. End it if its attempt has ended."""
+        node, found = self._node(connection.node), self._core.jobs[job]
+        attempt = found.attempt if attempt is None else attempt
+        node.watch_rank(job, attempt, rank, pid, connection.identity)
+        if attempt < found.attempt:
+            node.end(job, attempt, grace_s=0.0)  # another attempt has its place and its state
+        elif found.state.ended:
+            node.end(job, attempt, grace_s=found.spec.grace_s)  # its end was before it could be told
 
     def ended(self, node: str, event: Exited | RankGone) -> None:
         """Handle the end of a command or a rank on ``node``. The end of a command may be told twice."""
         if isinstance(event, Exited):
             job = self._core.jobs[event.job]
             nodes = self._nodes_of(job)
+            if event.attempt not in (None, job.attempt):
+                return  # of an attempt before
             if job.command.stage is not Stage.STARTED or node in job.command.ended_on or node not in nodes:
                 return
             if len(set(nodes)) > 1:
                 event = msgspec.structs.replace(event, node=node)
         self._occur(event)
 
-    def missing(self, node: str, name: str) -> None:
+    def missing(self, node: str, name: str, attempt: int) -> None:
         """Start a job's command on ``node``, where it never started."""
-        if (job := self._core.jobs[name]).command.stage is Stage.STARTED:
+        if _waits_for(job := self._core.jobs[name], attempt, Stage.STARTED):
             self._start(node, job)
 
     def port_found(self, name: str, attempt: int, port: int) -> None:
@@ -295,4 +304,4 @@ def _waits_for(job: Gang, attempt: int, stage: Stage) -> bool:
 
 def _grace_s(job: Gang) -> float:
     """Return how long processes of ``job``, which another scheduler told to end, may still take to end."""
-    return 0.0 if job.relocation.ending else job.spec.grace_s
+    return 0.0 if job.command.at_once else job.spec.grace_s

@@ -40,7 +40,8 @@ class RankSessions:
     handle
         Called with each report. The rank is told of its errors.
     greeted
-        Called when a rank has said Hello and that was accepted: job, rank, process, connection.
+        Called when a rank has said Hello and that was accepted: its attempt (None: the present one), job,
+        rank, process, connection.
     processes
         Returns the process that is a rank of a job now, and those that wait to be.
     """
@@ -49,7 +50,7 @@ class RankSessions:
         self,
         send: Callable[[Connection, bytes], object],
         handle: Callable[[Reported], None],
-        greeted: Callable[[str, int, int, Connection], None],
+        greeted: Callable[[int | None, str, int, int, Connection], None],
         processes: Callable[[str, int], Sequence[int]],
     ) -> None:
         self._to = send
@@ -120,7 +121,7 @@ class RankSessions:
         if before is not None and before != connection:
             self._peers.pop(before, None)
         self._peers[connection] = peer
-        self._greeted(hello.job, hello.rank, pid, connection)
+        self._greeted(hello.attempt, hello.job, hello.rank, pid, connection)
 
     def _send(self, connection: Connection, message: wire.ToAgent) -> None:
         self._to(connection, wire.encode(message))

@@ -88,22 +88,28 @@ class LocalNode:
         return self._watched.fileno()
 
     def launch(self, job: str, program: Program, environ: Mapping[str, str], attempt: int) -> None:
-        """Start the command of ``job``. If that is impossible, report its end with exit code 127."""
-        environ = {**environ, config.variable("socket"): self.endpoint}
+        """Start the command of ``job``. If that is impossible, report its end with exit code 127.
+
+        Nothing happens if that attempt was started before.
+        """
+        if self.processes.launched(job, attempt):
+            return
+        who = {"socket": self.endpoint, "attempt": str(attempt)}
+        environ = {**environ, **{config.variable(name): value for name, value in who.items()}}
         try:
             descriptor = self.processes.launch(job, program, environ, attempt=attempt)
         except (OSError, ValueError) as error:
-            self.refuse(job, f"{CANNOT_START}{_reason(error, program.directory)}")
+            self.refuse(job, attempt, f"{CANNOT_START}{_reason(error, program.directory)}")
             return
         self._watched.register(descriptor, select.EPOLLIN)
 
-    def refuse(self, job: str, said: str) -> None:
-        """Report that the command of ``job`` cannot be started. What is ``said`` of it goes to its errors."""
+    def refuse(self, job: str, attempt: int, said: str) -> None:
+        """Report that an attempt of ``job`` cannot be started. What is ``said`` of it goes to its errors."""
         # The reason may be that nothing can be written.
         with suppress(OSError), self.processes.log(job, "err").open("a") as log:
             log.write(f"{said}\n")
         # The shell's convention for a command that cannot be executed.
-        self._reports.ended(self._name, Exited(job, 127, telling(said)))
+        self._reports.ended(self._name, Exited(job, 127, telling(said), attempt=attempt))
 
     def find_port(self, job: str, attempt: int) -> None:
         """Report a port of this machine at which the ranks of that attempt can meet."""
@@ -120,27 +126,27 @@ class LocalNode:
             elif found is not None:
                 told.append(partial(self._tell_end, found))
             else:
-                told.append(partial(self._reports.missing, self._name, job))
+                told.append(partial(self._reports.missing, self._name, job, sought.attempt))
         mark = os.fsencode(f"{config.variable('job')}={job}")
         for rank, pid in sought.ranks:
-            descriptor = self.processes.find_rank(job, rank, pid, mark)
+            descriptor = self.processes.find_rank(job, sought.attempt, rank, pid, mark)
             if descriptor is None:
-                gone = RankGone(job, rank, unseen=True, pid=pid)
+                gone = RankGone(job, rank, unseen=True, pid=pid, attempt=sought.attempt)
                 told.append(partial(self._reports.ended, self._name, gone))
             else:
                 self._watched.register(descriptor, select.EPOLLIN)
         if sought.ended:
-            self.end(job, grace_s=sought.grace_s)
+            self.end(job, sought.attempt, grace_s=sought.grace_s)
         for tell in told:  # last: the job may be started anew as soon as all of it is gone
             tell()
 
-    def watch_rank(self, job: str, rank: int, pid: int, identity: bytes) -> None:
+    def watch_rank(self, job: str, attempt: int, rank: int, pid: int, identity: bytes) -> None:
         """Watch a rank that has greeted. If it is gone, its end is reported after its last messages."""
         self.ranks.note(job, rank, pid, identity)
         try:
-            descriptor = self.processes.watch_rank(job, rank, pid)
+            descriptor = self.processes.watch_rank(job, attempt, rank, pid)
         except ProcessLookupError:
-            self._ends.add(RankGone(job, rank, pid=pid), self._clock.now())
+            self._ends.add(RankGone(job, rank, pid=pid, attempt=attempt), self._clock.now())
             return
         if descriptor is not None:
             self._watched.register(descriptor, select.EPOLLIN)
@@ -149,13 +155,13 @@ class LocalNode:
         """Send ``frame`` to the rank at ``identity``."""
         self.ranks.send(identity, frame)
 
-    def end(self, job: str, *, grace_s: float) -> None:
-        """End every process of ``job`` after a grace; with a grace of 0 at once, without asking."""
+    def end(self, job: str, attempt: int, *, grace_s: float) -> None:
+        """End every process of ``job`` up to ``attempt`` after a grace; with 0 at once, without asking."""
         if grace_s:
-            self.processes.end(job, self._clock.now(), grace_s=grace_s)
+            self.processes.end(job, attempt, self._clock.now(), grace_s=grace_s)
         else:
-            self.processes.kill(job)
-            kill_orphans(job, self.endpoint)
+            self.processes.kill(job, attempt)
+            kill_orphans(job, self.endpoint, attempt)
 
     def end_all(self) -> None:
         """End every process of every job, and wait until none is left."""
@@ -171,8 +177,8 @@ class LocalNode:
         """Report processes that have ended, and kill those that did not end in time."""
         for end in self._ends.known(self._clock.now()):
             self._tell_end(end)
-        for job in self.processes.enforce(self._clock.now()):
-            kill_orphans(job, self.endpoint)
+        for job, attempt in self.processes.enforce(self._clock.now()):
+            kill_orphans(job, self.endpoint, attempt)
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -198,7 +204,7 @@ class LocalNode:
         if isinstance(end, Exited):
             self._ports.release(end.job)
             if end.code == exit_record.KILLED:
-                kill_orphans(end.job, self.endpoint)
+                kill_orphans(end.job, self.endpoint, end.attempt)
         self._reports.ended(self._name, end)
 
 

@@ -208,7 +208,7 @@ class NodeAgent:
         """Start a job's command, if that is possible on this node."""
         program, problem = self._adapt(order.program)
         if problem:
-            node.refuse(order.job, f"gpuslice: node {self._name} cannot start it: {problem}")
+            node.refuse(order.job, order.attempt, f"gpuslice: node {self._name} cannot start it: {problem}")
         else:
             node.launch(order.job, program, {**order.environ, **self._environ}, order.attempt)
 
@@ -248,9 +248,7 @@ class _Session:
         self._start = start
         #: A context of its own: its end also closes the socket, and frees the path.
         self._context = zmq.Context()
-        reports = Reports(
-            self._heard, self._ended, lambda node, job: send(Missing(job=job)), self._port_found
-        )
+        reports = Reports(self._heard, self._ended, self._missing, self._port_found)
         self.node = LocalNode(self._context, directory, clock, reports)
         self._directory = directory
         self._tails = LogTails(self.node.processes.log, send)
@@ -297,11 +295,12 @@ class _Session:
                 self._tails.follow(message.sought.job, message.sought.copied)
                 self.node.find(message.sought)
             case WatchRank():
-                self.node.watch_rank(message.job, message.rank, message.pid, message.identity)
+                who = message.job, message.attempt, message.rank, message.pid
+                self.node.watch_rank(*who, message.identity)
             case ToRank():
                 self.node.send(message.identity, message.frame)
             case End():
-                self.node.end(message.job, grace_s=message.grace_s)
+                self.node.end(message.job, message.attempt, grace_s=message.grace_s)
             case Stored():
                 self._tails.stored(message.job, message.stream, message.end)
             case Heard() | Rejoin() | Serve() | Leave():
@@ -316,6 +315,9 @@ class _Session:
             self._tell_exits()
         else:
             self._send(Ended(event=event))
+
+    def _missing(self, node: str, job: str, attempt: int) -> None:
+        self._send(Missing(job=job, attempt=attempt))
 
     def _port_found(self, job: str, attempt: int, port: int) -> None:
         self._send(PortFound(job=job, attempt=attempt, port=port))

@@ -19,7 +19,7 @@ from gpuslice.wire import MAX_MESSAGE_BYTES, decode_frame
 
 from .node import Sought
 
-VERSION = 4
+VERSION = 5
 #: Room for a rank's longest message, or a command with its environment, and the frame around it.
 MAX_BYTES = 4 * MAX_MESSAGE_BYTES
 BEAT_S = 1.0
@@ -67,6 +67,7 @@ class WatchRank(NodeMessage, tag="watch_rank", frozen=True):
     """Order: watch this process, which is a rank, and report when it is gone."""
 
     job: JobName
+    attempt: Count
     rank: RankNumber
     pid: Pid
     identity: bytes
@@ -80,9 +81,10 @@ class ToRank(NodeMessage, tag="to_rank", frozen=True):
 
 
 class End(NodeMessage, tag="end", frozen=True):
-    """Order: end every process of a job after a grace; with a grace of 0 at once, without asking."""
+    """Order: end a job's processes up to ``attempt`` after a grace; with 0 at once, without asking."""
 
     job: JobName
+    attempt: Count
     grace_s: Seconds
 
 
@@ -141,9 +143,10 @@ class Ended(NodeMessage, tag="ended", frozen=True):
 
 
 class Missing(NodeMessage, tag="missing", frozen=True):
-    """Report: the job that was looked for was never started here."""
+    """Report: the attempt of a job that was looked for was never started here."""
 
     job: JobName
+    attempt: Count
 
 
 class PortFound(NodeMessage, tag="port_found", frozen=True):

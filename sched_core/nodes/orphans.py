@@ -19,17 +19,24 @@ from gpuslice.clock import MonotonicClock
 _DYING_S = 1.0
 #: Most processes that are waited for: each takes a descriptor.
 _AWAITED = 16
+#: What names the attempt in the environment of a job's process.
+_ATTEMPT = os.fsencode(f"{config.variable('attempt')}=")
 _log = logging.getLogger(__name__)
 
 
-def kill_orphans(job: str, endpoint: str) -> None:
+def kill_orphans(job: str, endpoint: str, attempt: int | None = None) -> None:
     """Kill all remaining processes of ``job``, of the scheduler at ``endpoint``, in any session.
 
     As a rule they are gone when this returns.
+
+    Parameters
+    ----------
+    attempt
+        If given, processes of later attempts are left alone.
     """
     marks = {config.variable("socket"): endpoint, config.variable("job"): job}
     killed, awaited = 0, list[int]()
-    for _, descriptor in _signal(marks, signal.SIGKILL):
+    for _, descriptor in _signal(marks, signal.SIGKILL, attempt):
         killed += 1
         if len(awaited) < _AWAITED:
             awaited.append(descriptor)
@@ -55,16 +62,18 @@ def signal_marked(marks: Mapping[str, str], number: signal.Signals) -> set[int]:
     return told
 
 
-def _signal(marks: Mapping[str, str], number: signal.Signals) -> Iterator[tuple[int, int]]:
+def _signal(
+    marks: Mapping[str, str], number: signal.Signals, attempt: int | None = None
+) -> Iterator[tuple[int, int]]:
     """Yield each signalled process and a descriptor, to be closed, that is readable when it is gone."""
     words = [os.fsencode(f"{name}={value}") for name, value in marks.items()]
     for pid in _pids():
-        if (descriptor := _signal_one(pid, words, number)) is not None:
+        if (descriptor := _signal_one(pid, words, number, attempt)) is not None:
             yield pid, descriptor
 
 
-def _signal_one(pid: int, marks: Sequence[bytes], number: signal.Signals) -> int | None:
-    if not _is_marked(pid, marks):
+def _signal_one(pid: int, marks: Sequence[bytes], number: signal.Signals, attempt: int | None) -> int | None:
+    if not _is_marked(pid, marks, attempt):
         return None
     try:
         descriptor = os.pidfd_open(pid)
@@ -72,7 +81,7 @@ def _signal_one(pid: int, marks: Sequence[bytes], number: signal.Signals) -> int
         return None
     try:
         # Once more: now the number is sure to be that of the process that gets the signal.
-        if _is_marked(pid, marks):
+        if _is_marked(pid, marks, attempt):
             signal.pidfd_send_signal(descriptor, number)
             return descriptor
     except ProcessLookupError:
@@ -87,9 +96,18 @@ def _pids() -> Iterator[int]:
             yield int(entry.name)
 
 
-def _is_marked(pid: int, marks: Sequence[bytes]) -> bool:
+def _is_marked(pid: int, marks: Sequence[bytes], attempt: int | None) -> bool:
+    """Return True if a process has all ``marks`` in its environment and is of no later attempt."""
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False  # gone, or another user's
-    return all(mark in environ for mark in marks)
+    return all(mark in environ for mark in marks) and not (
+        attempt is not None and _is_later(environ, attempt)
+    )
+
+
+def _is_later(environ: Sequence[bytes], attempt: int) -> bool:
+    """Return True if ``environ`` names a later attempt. Processes of older versions name none."""
+    found = (entry.removeprefix(_ATTEMPT) for entry in environ if entry.startswith(_ATTEMPT))
+    return any(text.isdigit() and int(text) > attempt for text in found)

@@ -70,7 +70,7 @@ class ProcessEnds:
         greeted = self._ranks.greeted(end.job, end.rank, end.pid)
         self._ranks.forget(end.job, end.rank, end.pid)
         if not greeted:
-            return RankGone(end.job, end.rank, unseen=True, pid=end.pid)
+            return RankGone(end.job, end.rank, unseen=True, pid=end.pid, attempt=end.attempt)
         return end
 
     def _may_be_heard(self, end: _End) -> bool:

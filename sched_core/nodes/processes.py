@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +68,16 @@ class _Command:
     child: subprocess.Popen[bytes] | None
 
 
+class _Attempt(NamedTuple):
+    """One attempt of a job."""
+
+    job: str
+    number: int
+
+
 class _Rank(NamedTuple):
     job: str
+    attempt: int
     number: int
     pid: int
 
@@ -103,10 +111,10 @@ class Processes:
         self._logs = logs
         self._commands: dict[int, _Command] = {}
         self._ranks: dict[int, _Rank] = {}
-        #: Times at which jobs that were asked to end are forced: all of their processes are asked; if those
-        #: were, they are killed.
-        self._deadlines_s: dict[str, float] = {}
-        self._all_asked: set[str] = set()
+        #: Times at which attempts that were asked to end are forced: all of their processes are asked; if
+        #: those were, they are killed.
+        self._deadlines_s: dict[_Attempt, float] = {}
+        self._all_asked: set[_Attempt] = set()
 
     def launch(self, job: str, program: Program, extra: Mapping[str, str], *, attempt: int = 0) -> int:
         """Start ``program`` and return the descriptor to watch.
@@ -118,7 +126,7 @@ class Processes:
         OSError
             If it cannot be started.
         """
-        self._forget_end(job)  # of a former attempt
+        self._forget_end(_Attempt(job, attempt))
         with (
             uninterrupted(),
             self.log(job, "out").open("ab") as out,
@@ -144,6 +152,11 @@ class Processes:
             descriptor = watch(process)
             self._commands[descriptor] = _Command(job, attempt, process.pid, process)
         return descriptor
+
+    def launched(self, job: str, attempt: int) -> bool:
+        """Return True if the command of that attempt of ``job`` was started, by whomever."""
+        found = exit_record.read(self._record(job, attempt))
+        return found is not None and (found.alive or found.pid is not None)
 
     def find(self, job: str, attempt: int = 0) -> int | Exited | None:
         """Return the state of the command of ``job``, which another scheduler started.
@@ -176,7 +189,7 @@ class Processes:
                 raise EnvironmentUnusableError(f"job {job} is just ending", "try again in a moment")
             exit_record.wait_a_moment()
 
-    def find_rank(self, job: str, rank: int, pid: int, mark: bytes) -> int | None:
+    def find_rank(self, job: str, attempt: int, rank: int, pid: int, mark: bytes) -> int | None:
         """Watch a rank that another scheduler knew, if process ``pid`` is still it.
 
         Parameters
@@ -190,11 +203,11 @@ class Processes:
         except OSError:
             return None
         try:
-            return self.watch_rank(job, rank, pid)
+            return self.watch_rank(job, attempt, rank, pid)
         except ProcessLookupError:
             return None
 
-    def watch_rank(self, job: str, rank: int, pid: int) -> int | None:
+    def watch_rank(self, job: str, attempt: int, rank: int, pid: int) -> int | None:
         """Watch a process that is or may become a rank. Return None if it is watched already.
 
         Raises
@@ -202,10 +215,11 @@ class Processes:
         ProcessLookupError
             If it is gone already.
         """
-        if _Rank(job, rank, pid) in self._ranks.values():
+        found = _Rank(job, attempt, rank, pid)
+        if found in self._ranks.values():
             return None
         descriptor = os.pidfd_open(pid)
-        self._ranks[descriptor] = _Rank(job, rank, pid)
+        self._ranks[descriptor] = found
         return descriptor
 
     def log(self, job: str, stream: str) -> Path:
@@ -222,7 +236,7 @@ class Processes:
 
     def _exited(self, job: str, attempt: int) -> Exited:
         code = exit_record.exit_code(self._record(job, attempt))
-        return Exited(job, code, self._said(job) if code else "")
+        return Exited(job, code, self._said(job) if code else "", attempt=attempt)
 
     def _said(self, job: str) -> str:
         """Return the lines at the end of the job's stderr that tell why it failed."""
@@ -236,9 +250,9 @@ class Processes:
     def reap(self, descriptors: set[int]) -> Iterator[tuple[int, RankGone | Exited]]:
         """Return the events of ended processes, whose descriptors are readable: ranks, then commands."""
         for descriptor in descriptors & self._ranks.keys():
-            job, rank, pid = self._ranks.pop(descriptor)
+            job, attempt, rank, pid = self._ranks.pop(descriptor)
             os.close(descriptor)
-            yield descriptor, RankGone(job, rank, pid=pid)
+            yield descriptor, RankGone(job, rank, pid=pid, attempt=attempt)
         for descriptor in descriptors & self._commands.keys():
             command = self._commands.pop(descriptor)
             os.close(descriptor)
@@ -257,30 +271,33 @@ class Processes:
     def end_all(self, clock: Clock) -> None:
         """End every process and wait until none is left."""
         with uninterrupted():
-            for job in self.jobs:
-                self.end(job, clock.now())
+            for job, attempt in self._attempts(lambda job, attempt: True):
+                self.end(job, attempt, clock.now())
             while self.descriptors:
                 self.wait(GRACE_S)
                 self.enforce(clock.now())
 
-    def end(self, job: str, now: float, grace_s: float = GRACE_S) -> None:
+    def end(self, job: str, attempt: int, now: float, grace_s: float = GRACE_S) -> None:
         """Ask the command of ``job`` to end, and see to it (``enforce``) that all of its processes do.
 
         Its supervisor passes the signal on to the command alone, and to the rest when the command has ended:
         a handler that saves a checkpoint still needs its workers. Asked again, only the time changes.
+        Attempts before ``attempt`` are ended, too, later ones are not.
         """
-        if job in self._deadlines_s or self._ask(job):
-            deadline_s = now + grace_s
-            self._deadlines_s[job] = min(deadline_s, self._deadlines_s.get(job, deadline_s))
+        deadline_s = now + grace_s
+        for one in self._attempts_until(job, attempt):
+            if one in self._deadlines_s or self._ask(one):
+                self._deadlines_s[one] = min(deadline_s, self._deadlines_s.get(one, deadline_s))
 
-    def kill(self, job: str) -> None:
-        """End every process of ``job`` without asking it."""
-        self._forget_end(job)
-        self._signal(job, signal.SIGKILL)
+    def kill(self, job: str, attempt: int) -> None:
+        """End every process of ``job`` up to ``attempt`` without asking it."""
+        for one in self._attempts_until(job, attempt):
+            self._forget_end(one)
+            self._signal(one, signal.SIGKILL)
 
-    def _forget_end(self, job: str) -> None:
-        self._deadlines_s.pop(job, None)
-        self._all_asked.discard(job)
+    def _forget_end(self, one: _Attempt) -> None:
+        self._deadlines_s.pop(one, None)
+        self._all_asked.discard(one)
 
     def close(self) -> None:
         """Stop watching. Running processes go on."""
@@ -291,23 +308,23 @@ class Processes:
         self._commands.clear()
         self._ranks.clear()
 
-    def enforce(self, now: float) -> list[str]:
-        """Kill processes that did not end in time. Return the jobs that had some.
+    def enforce(self, now: float) -> list[_Attempt]:
+        """Kill processes that did not end in time. Return the jobs and attempts that had some.
 
         Processes that only their command could have asked are asked first, and have some seconds more.
         """
         killed = []
-        for job in [job for job, deadline_s in self._deadlines_s.items() if now >= deadline_s]:
-            if job not in self._all_asked:
-                if self._signal(job, signal.SIGTERM):
-                    self._all_asked.add(job)
-                    self._deadlines_s[job] = now + GRACE_S
+        for one in [one for one, deadline_s in self._deadlines_s.items() if now >= deadline_s]:
+            if one not in self._all_asked:
+                if self._signal(one, signal.SIGTERM):
+                    self._all_asked.add(one)
+                    self._deadlines_s[one] = now + GRACE_S
                 else:
-                    self._forget_end(job)
+                    self._forget_end(one)
                 continue
-            self._forget_end(job)
-            if self._signal(job, signal.SIGKILL):
-                killed.append(job)
+            self._forget_end(one)
+            if self._signal(one, signal.SIGKILL):
+                killed.append(one)
         return killed
 
     @property
@@ -326,20 +343,30 @@ class Processes:
         commands = {command.job for command in self._commands.values()}
         return commands | {rank.job for rank in self._ranks.values()}
 
-    def _ask(self, job: str) -> bool:
-        """Ask the command of ``job`` to end; if it has ended, the ranks. Return True if there was any."""
-        commands = [descriptor for descriptor, command in self._commands.items() if command.job == job]
+    def _attempts(self, chosen: Callable[[str, int], bool]) -> list[_Attempt]:
+        """Return the attempts of jobs that have a process, and that ``chosen`` returns True for."""
+        there = {_Attempt(command.job, command.attempt) for command in self._commands.values()}
+        there |= {_Attempt(rank.job, rank.attempt) for rank in self._ranks.values()}
+        return sorted(one for one in there if chosen(*one))
+
+    def _attempts_until(self, job: str, attempt: int) -> list[_Attempt]:
+        """Return the attempts of ``job``, up to ``attempt``, that have a process."""
+        return self._attempts(lambda name, number: name == job and number <= attempt)
+
+    def _ask(self, one: _Attempt) -> bool:
+        """Ask the command of an attempt to end; without one, its ranks. Return True if any was there."""
+        commands = self._commands_of(one)
         if not commands:
-            return self._signal(job, signal.SIGTERM)
+            return self._signal(one, signal.SIGTERM)
         for descriptor in commands:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(descriptor, signal.SIGTERM)
         return True
 
-    def _signal(self, job: str, number: signal.Signals) -> bool:
+    def _signal(self, one: _Attempt, number: signal.Signals) -> bool:
         """Send a signal to the command's process group and to every rank. Return True if any was there."""
         found = False
-        for descriptor in [fd for fd, command in self._commands.items() if command.job == job]:
+        for descriptor in self._commands_of(one):
             found = True
             try:
                 # Its group has its number for as long as the supervisor, its leader, is there.
@@ -347,10 +374,14 @@ class Processes:
                 os.killpg(self._commands[descriptor].pid, number)
             except ProcessLookupError:
                 continue
-        for descriptor in [fd for fd, rank in self._ranks.items() if rank.job == job]:
+        for descriptor in [fd for fd, rank in self._ranks.items() if (rank.job, rank.attempt) == one]:
             found = True
             try:
                 signal.pidfd_send_signal(descriptor, number)
             except ProcessLookupError:
                 continue  # it is gone; its descriptor is readable and reap() will say so
         return found
+
+    def _commands_of(self, one: _Attempt) -> list[int]:
+        """Return the descriptors of the command of an attempt: one, or none."""
+        return [fd for fd, command in self._commands.items() if (command.job, command.attempt) == one]

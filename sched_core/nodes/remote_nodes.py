@@ -88,17 +88,17 @@ class RemoteNode:
         """Ask for the state of a job's processes."""
         self.tell(Find(sought=sought))
 
-    def watch_rank(self, job: str, rank: int, pid: int, identity: bytes) -> None:
+    def watch_rank(self, job: str, attempt: int, rank: int, pid: int, identity: bytes) -> None:
         """Ask for a report when that process is gone."""
-        self.tell(WatchRank(job=job, rank=rank, pid=pid, identity=identity))
+        self.tell(WatchRank(job=job, attempt=attempt, rank=rank, pid=pid, identity=identity))
 
     def send(self, identity: bytes, frame: bytes) -> None:
         """Send ``frame`` to the rank at ``identity``."""
         self.tell(ToRank(identity=identity, frame=frame))
 
-    def end(self, job: str, *, grace_s: float) -> None:
-        """End every process of ``job`` there."""
-        self.tell(End(job=job, grace_s=grace_s))
+    def end(self, job: str, attempt: int, *, grace_s: float) -> None:
+        """End every process of ``job`` there, up to ``attempt``."""
+        self.tell(End(job=job, attempt=attempt, grace_s=grace_s))
 
     def tell(self, message: ToNode) -> None:
         """Send ``message`` if the node's agent is connected."""
@@ -260,7 +260,7 @@ class RemoteNodes:
             case Ended():
                 self._reports.ended(node.name, message.event)
             case Missing():
-                self._reports.missing(node.name, message.job)
+                self._reports.missing(node.name, message.job, message.attempt)
             case PortFound():
                 self._reports.port_found(message.job, message.attempt, message.port)
             case Printed():

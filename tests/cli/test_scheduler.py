@@ -129,11 +129,8 @@ def test_events_tell_the_story_of_a_job(shell: Shell) -> None:
         "failed",
     ]
     assert {event["job"] for event in events} == {job}
-    assert next(event for event in events if event["what"] == "exited")["details"] == {
-        "code": 3,
-        "said": "",
-        "node": None,
-    }
+    exited = next(event for event in events if event["what"] == "exited")
+    assert exited["details"] == {"attempt": 1, "code": 3, "said": "", "node": None}
     assert "PATH" not in shell("events", "--json"), "environments are nobody's business"
     assert len(shell("events").splitlines()) == len(events)
     shell("down")

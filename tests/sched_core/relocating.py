@@ -94,7 +94,7 @@ def park(policy: Quiet, driver: Driver, job: str, *, restartable: bool) -> None:
     report = suspended(driver.core.jobs[job].epoch, 11)
     driver.say(job, msgspec.structs.replace(report, restartable=restartable))
     assert driver.state(job) is JobState.SUSPENDED
-    assert not driver.core.jobs[job].relocation.ending
+    assert not driver.core.jobs[job].relocating
 
 
 def one_parked(*, restartable: bool) -> tuple[Quiet, Driver]:

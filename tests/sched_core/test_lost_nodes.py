@@ -100,7 +100,7 @@ class World(Driver):
                 self._live(job)
 
     def _live(self, job: Gang) -> None:
-        if job.state.ended or job.relocation.ending or job.state is JobState.RELAUNCHING:
+        if job.state.ended or job.relocating or job.state is JobState.RELAUNCHING:
             self._end(job, -9)
             return
         if job.command.stage is Stage.BRINGING:

@@ -10,6 +10,7 @@ import pytest
 from gpuslice import wire
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.facts import Purpose
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import (
@@ -139,7 +140,7 @@ def test_under_each_policy_jobs_start_where_it_wants_them(name: str, placement: 
 
 def settle(driver: Driver, job: str, gang: Gang) -> None:
     """Let the processes of ``job`` come, or end if they are to be started elsewhere."""
-    if gang.relocation.ending:
+    if gang.relocating:
         for rank in range(len(gang.ranks)):
             driver.do(RankGone(job, rank))
         driver.do(Exited(job, -9))
@@ -161,7 +162,7 @@ def test_a_job_without_state_is_started_anew_where_its_device_is() -> None:
     for job in "bc":  # on node b, and here
         idle(driver, job)
     commands = plan(driver, policy, Start("c", (1,)))
-    assert kills(commands) == [Kill("c", "it goes to another node", at_once=True)]
+    assert kills(commands) == [Kill("c", "it goes to another node", 0, Purpose.RELOCATE)]
     assert driver.state("c") is JobState.QUEUED
     driver.do(Exited("c", -9))
     (launch,) = launches(driver.do(RankGone("c", 0)))
@@ -325,7 +326,7 @@ def test_a_job_that_cannot_follow_an_exchange_to_another_node_waits_for_its_own(
         report = suspended(driver.core.jobs[name].epoch, 11)
         driver.say(name, msgspec.structs.replace(report, restartable=name == "a"))
     a, b = (driver.core.jobs[name] for name in "ab")
-    assert (a.wanted, a.relocation.ending, b.wanted) == ((1,), True, ())
+    assert (a.wanted, a.relocating, b.wanted) == ((1,), True, ())
     driver.do(Cancelled("a", "enough"))
     driver.do(RankGone("a", 0))
     driver.do(Exited("a", -9))

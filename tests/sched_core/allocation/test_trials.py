@@ -252,7 +252,7 @@ def test_a_job_that_is_started_on_another_node_for_its_trial_is_tried_there() ->
     job = submit(driver, "new")
     driver.do(RankGone("old", 0))
     driver.do(Exited("old", -9))
-    assert (job.borrowed, job.nodes, job.relocation.ending) == ((0,), (1,), True)
+    assert (job.borrowed, job.nodes, job.relocating) == ((0,), (1,), True)
     driver.do(RankGone("new", 0))
     driver.do(Exited("new", -9))
     assert job.nodes == (0,)

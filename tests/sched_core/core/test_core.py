@@ -6,6 +6,7 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, UsageError
+from gpuslice.sched_core.jobs.facts import Purpose
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
@@ -123,7 +124,7 @@ def test_a_rank_that_dies_fails_the_gang_and_the_device_waits_for_the_others() -
     driver = Driver(3)
     driver.running_gang()
     commands = driver.do(RankGone("g", 1))
-    assert commands[0] == Kill("g", "rank 1 died")
+    assert commands[0] == Kill("g", "rank 1 died", 0, Purpose.FAIL)
     assert driver.state("g") is JobState.FAILED
     for rank in (0, 2):
         assert told(driver.do(RankGone("g", rank)), wire.Resume) == []
@@ -155,7 +156,7 @@ def test_cancelling_kills_and_frees_the_device_for_the_next() -> None:
     driver = Driver()
     driver.running_pair()
     commands = driver.do(Cancelled("a", "enough"))
-    assert commands[0] == Kill("a", "enough")
+    assert commands[0] == Kill("a", "enough", 0, Purpose.CANCEL)
     ((job, _, order),) = told(commands, wire.Suspend)
     assert (job, order.stop_at, order.ending) == ("a", NEVER, True), "it may run on until it has saved"
     driver.do(RankGone("a", 0))

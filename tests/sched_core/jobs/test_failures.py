@@ -9,6 +9,7 @@ import pytest
 from gpuslice import wire
 from gpuslice.errors import WITHOUT_STATE, IllegalTransitionError
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.facts import Purpose
 from gpuslice.sched_core.jobs.failures import ATTEMPT_MARK, Failure, Kind, classify, telling, verdict
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import (
@@ -266,7 +267,7 @@ def test_a_gang_that_lost_a_rank_is_started_again_when_all_of_it_is_gone() -> No
     driver = Driver(2)
     submit(driver, "g", 1, 2)
     run(driver, "g")
-    assert Kill("g", "rank 1 died") in driver.do(RankGone("g", 1))
+    assert Kill("g", "rank 1 died", 0, Purpose.FAIL) in driver.do(RankGone("g", 1))
     assert driver.state("g") is JobState.FAILED
     driver.do(Exited("g", -15))
     assert driver.core.jobs["g"].lease == (0, 1), "rank 0 may still be on its device"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuslice import wire
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.facts import Purpose, Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
@@ -59,7 +59,8 @@ def gangs(state: JobState, *, relaunch: bool) -> Iterator[Gang]:
         here = tuple(range(count))
         job.state, job.lease = state, here if state in HOLDING else ()
         job.command.go_on(Stage.STARTED)
-        job.relocation.ending = ending and state not in HOLDING and state is not JobState.RELAUNCHING
+        relocating = ending and state not in HOLDING and state is not JobState.RELAUNCHING
+        job.command.ending = Purpose.RELOCATE if relocating else None
         others = tuple(range(10, 11 + count if relaunch else 10 + count))
         job.running, job.placement = target != "nowhere", {"here": here, "elsewhere": others}.get(target, ())
         job.processes.idle_since_s = idle

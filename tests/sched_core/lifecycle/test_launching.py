@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuslice.errors import IllegalTransitionError
-from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.facts import Purpose, Stage
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import (
     Bring,
@@ -128,7 +128,7 @@ def test_a_state_that_is_there_as_its_node_is_found_again(case: Case) -> None:
 
 @pytest.mark.parametrize("answer", [Exited("a", -9), Brought("a", 1), Brought("a", 1, "it was given up")])
 def test_a_job_that_is_cancelled_meanwhile_is_not_launched(case: Case, answer: Event) -> None:
-    assert kills(case.do(Cancelled("a", "enough"))) == [Kill("a", "enough")]
+    assert kills(case.do(Cancelled("a", "enough"))) == [Kill("a", "enough", 1, Purpose.CANCEL)]
     assert not launches(case.do(answer))
     assert (case.job.state, case.job.processes_gone) == (JobState.CANCELLED, True)
     case.is_over()
@@ -151,7 +151,7 @@ def test_a_job_that_its_owner_moves_back_meanwhile_is_launched_there(
     if waited:
         case.do(StateWaits("a", 1, "b", "no answer"))
     orders = kills(case.do(Moved("a", ("null:0",))))
-    assert orders == [Kill("a", "it goes to another node", at_once=True)]
+    assert orders == [Kill("a", "it goes to another node", 1, Purpose.RELOCATE)]
     assert launches(case.do(answer)) == [Launch("a", PROGRAM, 2, ("",))]
     assert (case.job.attempt, case.job.failures, case.job.command.stage) == (2, 0, Stage.STARTED)
     case.refuses(Brought("a", 1))

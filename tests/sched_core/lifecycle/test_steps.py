@@ -8,7 +8,7 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.facts import Purpose, Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
@@ -128,7 +128,7 @@ def test_processes_go_to_the_node_of_the_devices_if_the_state_can() -> None:
     job = job_in(JobState.SUSPENDED, RankPhase.PARKED, plan=(0,))
     assert step(job, Surroundings(elsewhere=True)) is Step.RELOCATE
     assert waits_for(job, Surroundings(elsewhere=True, portable=False)) is For.NODE
-    job.relocation.ending = True
+    job.command.end_for(Purpose.RELOCATE)
     assert waits_for(job, Surroundings(elsewhere=True)) is For.RANKS
 
 
@@ -184,9 +184,9 @@ def test_a_job_that_is_started_anew_again_before_it_has_trained_waits_as_well() 
     job.command.go_on(Stage.STARTED)
     job.running, job.placement = True, (0, 1)
     job.ranks[0].phase = RankPhase.PARKED
-    job.relocation.relaunch(NOW_S, loses_time=False)
+    job.relocation.relaunch(NOW_S, loses_time=False, moving=False)
     assert step(job) is Step.RELAUNCH
-    job.relocation.relaunch(NOW_S, loses_time=False)
+    job.relocation.relaunch(NOW_S, loses_time=False, moving=False)
     assert waits_for(job) is For.MOMENT
     job.placement = (0,)
     assert step(job) is Step.ENTER

@@ -52,23 +52,23 @@ def test_a_living_supervisor_is_found_by_another_scheduler(run: Run, tmp_path: P
     first = run("import signal; signal.pause()")
     second = Processes(tmp_path)
     assert isinstance(second.find("a"), int)
-    second.end("a", 0.0)
-    assert second.wait(PATIENCE_S) == [Exited("a", -signal.SIGTERM)]
-    assert first.wait(PATIENCE_S) == [Exited("a", -signal.SIGTERM)]
-    assert Processes(tmp_path).find("a") == Exited("a", -signal.SIGTERM)
+    second.end("a", 0, 0.0)
+    assert second.wait(PATIENCE_S) == [Exited("a", -signal.SIGTERM, attempt=0)]
+    assert first.wait(PATIENCE_S) == [Exited("a", -signal.SIGTERM, attempt=0)]
+    assert Processes(tmp_path).find("a") == Exited("a", -signal.SIGTERM, attempt=0)
 
 
 @pytest.mark.parametrize(("code", "expected"), [("raise SystemExit(5)", 5), ("", 0)])
 def test_the_exit_code_outlives_everybody(run: Run, tmp_path: Path, code: str, expected: int) -> None:
-    assert run(code).wait(PATIENCE_S) == [Exited("a", expected)]
-    assert Processes(tmp_path).find("a") == Exited("a", expected)
+    assert run(code).wait(PATIENCE_S) == [Exited("a", expected, attempt=0)]
+    assert Processes(tmp_path).find("a") == Exited("a", expected, attempt=0)
 
 
 def test_a_killed_supervisor_counts_as_a_killed_job(run: Run, tmp_path: Path) -> None:
     processes = run("import signal; signal.pause()")
-    processes._signal("a", signal.SIGKILL)
-    assert processes.wait(PATIENCE_S) == [Exited("a", KILLED)]
-    assert Processes(tmp_path).find("a") == Exited("a", KILLED)
+    processes.kill("a", 0)
+    assert processes.wait(PATIENCE_S) == [Exited("a", KILLED, attempt=0)]
+    assert Processes(tmp_path).find("a") == Exited("a", KILLED, attempt=0)
 
 
 def test_one_that_is_ending_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_one_that_is_ending_is_waited_for(tmp_path: Path, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         patch.setattr(exit_record, "wait_a_moment", look_again)
-        assert Processes(tmp_path).find("a") == Exited("a", KILLED)
+        assert Processes(tmp_path).find("a") == Exited("a", KILLED, attempt=0)
     assert len(looks) == 2000
     held = create(tmp_path / "a.exit")
     os.pwrite(held, line(supervisor.pid) + line(None), 0)
@@ -132,9 +132,9 @@ def test_the_command_gets_its_signals_back(run: Run, tmp_path: Path) -> None:
 def test_a_rank_is_known_by_its_environment(tmp_path: Path) -> None:
     os.environ["GPUSLICE_TEST_MARK"] = "x"  # set too late to be in the kernel's copy
     processes = Processes(tmp_path)
-    assert processes.find_rank("a", 0, os.getpid(), b"GPUSLICE_TEST_MARK=x") is None
+    assert processes.find_rank("a", 0, 0, os.getpid(), b"GPUSLICE_TEST_MARK=x") is None
     mark = Path("/proc/self/environ").read_bytes().split(b"\0")[0]
-    descriptor = processes.find_rank("a", 0, os.getpid(), mark)
+    descriptor = processes.find_rank("a", 0, 0, os.getpid(), mark)
     assert descriptor is not None
     os.close(descriptor)
 

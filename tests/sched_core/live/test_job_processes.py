@@ -63,7 +63,7 @@ class Node:
     def find_port(self, job: str, attempt: int) -> None:
         self.asked.append((job, attempt))
 
-    def end(self, job: str, *, grace_s: float) -> None:
+    def end(self, job: str, attempt: int, *, grace_s: float) -> None:
         self.ended.append(job)
 
 
@@ -207,7 +207,7 @@ def test_a_command_that_never_arrived_at_its_node_is_started_when_the_node_says_
     shell.b.started.clear()
     again = shell.again()
     assert (again.b.sought.count("a"), again.b.started, again.transfers.brought) == (1, [], [])
-    again.processes.missing("b", "a")
+    again.processes.missing("b", "a", 1)
     assert again.b.started == [("a", 1)]
 
 
@@ -230,7 +230,7 @@ def test_a_job_that_is_cancelled_while_its_state_is_brought_is_never_started(ane
         shell.do(cancelled)
         assert shell.transfers.cancelled == ["a"]
         shell.transfers.done[0]("exit code -9")
-    assert shell.happened == [Exited("a", -9)]
+    assert shell.happened == [Exited("a", -9, attempt=1)]
     assert (shell.job.state, shell.job.processes_gone) == (JobState.CANCELLED, True)
     assert (shell.b.started, shell.transfers.brought[1:]) == ([], [])
 
@@ -245,7 +245,7 @@ def test_a_job_whose_node_is_lost_while_its_state_is_brought_has_failed(anew: bo
     else:
         shell.remote.changed(shell.b)
         shell.transfers.done[0]("")
-    assert Exited("a", -9, "gpuslice: node b was lost") in shell.happened
+    assert Exited("a", -9, "gpuslice: node b was lost", attempt=1) in shell.happened
     assert (shell.job.state, shell.b.started) == (JobState.FAILED, [])
 
 
@@ -276,7 +276,7 @@ def test_another_scheduler_asks_for_the_port_and_tells_the_one_that_was_found() 
     again.processes.port_found("a", 0, 4242)
     third = again.again()
     assert third.here.asked == []
-    third.processes.missing("b", "a")
+    third.processes.missing("b", "a", 0)
     assert third.b.ports == ["4242"]
 
 
@@ -284,7 +284,7 @@ def test_a_gang_that_waits_for_its_port_can_be_cancelled() -> None:
     shell = gang()
     shell.do(Cancelled("a", "enough"))
     shell.processes.port_found("a", 0, 4242)
-    assert shell.happened == [Exited("a", -9)]
+    assert shell.happened == [Exited("a", -9, attempt=0)]
     assert shell.here.started == shell.b.started == []
 
 

@@ -79,7 +79,9 @@ def test_nothing_runs_that_cannot_be_watched_and_its_user_is_not_to_blame(
     with monkeypatch.context() as patched:
         patched.setattr(os, "pidfd_open", refuse)
         alone.launch(tmp_path)
-    assert alone.ended == [Exited("a", 127, "gpuslice: cannot start: [Errno 24] Too many open files")]
+    assert alone.ended == [
+        Exited("a", 127, "gpuslice: cannot start: [Errno 24] Too many open files", attempt=0)
+    ]
     assert children(former) == []
 
 
@@ -89,7 +91,7 @@ def test_the_end_of_a_rank_that_is_gone_when_it_has_greeted_is_told_once_after_i
     process = subprocess.Popen(["true"])
     process.wait()
     for _ in range(2):
-        alone.node.watch_rank("a", 0, process.pid, b"a:0")
+        alone.node.watch_rank("a", 0, 0, process.pid, b"a:0")
     assert alone.ended == []  # a Bye may follow its Hello
     alone.node.attend()
-    assert alone.ended == [RankGone("a", 0, pid=process.pid)]
+    assert alone.ended == [RankGone("a", 0, pid=process.pid, attempt=0)]

@@ -51,3 +51,19 @@ def test_all_are_killed_with_few_descriptors(many: list[subprocess.Popen[bytes]]
     kill_orphans("a", ENDPOINT)
     assert [one.wait(PATIENCE_S) for one in many] == [-signal.SIGKILL] * MANY
     assert psutil.Process().num_fds() == few_files
+
+
+def test_processes_of_a_later_attempt_are_left_alone() -> None:
+    environ = {**os.environ, **MARKS, variable("job"): "b"}  # another test may kill all of job a meanwhile
+    later = {**environ, variable("attempt"): "2"}
+    former, unnamed, present = (
+        subprocess.Popen(["sleep", "inf"], env=env)
+        for env in ({**environ, variable("attempt"): "1"}, environ, later)
+    )
+    try:
+        kill_orphans("b", ENDPOINT, 1)
+        assert [one.wait(PATIENCE_S) for one in (former, unnamed)] == [-signal.SIGKILL] * 2
+        assert present.poll() is None
+    finally:
+        present.kill()
+        present.wait()

@@ -61,19 +61,19 @@ def test_ending_all_waits_until_they_are_gone(tmp_path: Path) -> None:
 def test_waiting_tells_the_exit_code(tmp_path: Path) -> None:
     processes = Processes(tmp_path)
     processes.launch("a", Program((sys.executable, "-c", "raise SystemExit(5)"), "/", {}), {})
-    assert processes.wait(PATIENCE_S) == [Exited("a", 5)]
+    assert processes.wait(PATIENCE_S) == [Exited("a", 5, attempt=0)]
 
 
 def test_every_process_that_is_or_was_a_rank_is_watched(tmp_path: Path) -> None:
     processes, pids = Processes(tmp_path), [_sleeper() for _ in range(2)]
     try:
-        former = processes.watch_rank("a", 0, pids[0])
-        assert processes.watch_rank("a", 0, pids[0]) is None
-        present = processes.watch_rank("a", 0, pids[1])
+        former = processes.watch_rank("a", 0, 0, pids[0])
+        assert processes.watch_rank("a", 0, 0, pids[0]) is None
+        present = processes.watch_rank("a", 0, 0, pids[1])
         assert processes.descriptors == [former, present]
         while pids:
             os.kill(pids[0], signal.SIGKILL)
-            assert processes.wait(PATIENCE_S) == [RankGone("a", 0, pid=pids[0])]
+            assert processes.wait(PATIENCE_S) == [RankGone("a", 0, pid=pids[0], attempt=0)]
             os.waitpid(pids.pop(0), 0)
     finally:
         for pid in pids:
@@ -89,7 +89,7 @@ def test_a_process_that_is_gone_cannot_be_watched(tmp_path: Path) -> None:
     pid = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})
     os.waitpid(pid, 0)
     with pytest.raises(ProcessLookupError):
-        Processes(tmp_path).watch_rank("a", 0, pid)
+        Processes(tmp_path).watch_rank("a", 0, 0, pid)
 
 
 #: Trains with a worker; told to end, it saves what the worker answers, and says so.
@@ -126,7 +126,7 @@ def _told_to_end(processes: Processes, grace_s: float = PATIENCE_S, *, times: in
     """End the job's processes as a scheduler does; returns how they ended."""
     clock = MonotonicClock()
     for _ in range(times):
-        processes.end("a", clock.now(), grace_s)
+        processes.end("a", 0, clock.now(), grace_s)
     found: list[Event] = []
     while processes.descriptors:
         found += processes.wait(0.02)
@@ -140,7 +140,7 @@ def test_a_handler_that_saves_still_has_its_workers(tmp_path: Path, before: tupl
     for _ in range(10):
         processes.launch("a", _saver(*before), {})
         _await(processes, "trains")
-        assert _told_to_end(processes) == [Exited("a", -signal.SIGTERM if before else 7)]
+        assert _told_to_end(processes) == [Exited("a", -signal.SIGTERM if before else 7, attempt=0)]
         assert processes.log("a", "out").read_text() == "trains\nsaved b'.' 1\n"
         processes.log("a", "out").unlink()
 
@@ -149,7 +149,7 @@ def test_a_handler_is_not_interrupted_by_asking_again(tmp_path: Path) -> None:
     processes = Processes(tmp_path)
     processes.launch("a", _saver(), {})
     _await(processes, "trains")
-    assert _told_to_end(processes, times=5) == [Exited("a", 7)]
+    assert _told_to_end(processes, times=5) == [Exited("a", 7, attempt=0)]
 
 
 def test_after_the_grace_those_are_asked_that_the_command_has_not_told(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_after_the_grace_those_are_asked_that_the_command_has_not_told(tmp_path:
     processes.launch("a", _saver("sh", "-c", 'trap "" TERM; "$@"', "sh"), {})
     _await(processes, "trains")
     # The shell ignores the signal, and what it starts begins with that; Python's handler is another matter.
-    assert _told_to_end(processes, grace_s=0.05) == [Exited("a", 7)]
+    assert _told_to_end(processes, grace_s=0.05) == [Exited("a", 7, attempt=0)]
     assert "saved" in processes.log("a", "out").read_text()
 
 
@@ -170,4 +170,4 @@ def test_who_does_not_end_within_the_grace_is_killed(tmp_path: Path, monkeypatch
     )
     processes.launch("a", Program((sys.executable, "-S", "-c", deaf), "/", dict(os.environ)), {})
     _await(processes, "deaf")
-    assert _told_to_end(processes, grace_s=0.05) == [Exited("a", -signal.SIGKILL)]
+    assert _told_to_end(processes, grace_s=0.05) == [Exited("a", -signal.SIGKILL, attempt=0)]

@@ -113,7 +113,7 @@ def test_a_job_that_is_started_again_while_its_scheduler_takes_over_is_watched_o
         Submitted(JobSpec(id="gone", submit_s=0.0, devices=1), program),
         Cancelled("gone", "enough"),
         Submitted(JobSpec(id="again", submit_s=0.0, devices=1, max_restarts=1), program),
-        Exited("again", exit_record.KILLED),
+        Exited("again", exit_record.KILLED, attempt=0),
     ]
     bench.scheduler.take_over((event, 0.0, bench.core.handle(event, 0.0)) for event in past)
     assert bench.finish() == {"gone": JobState.CANCELLED, "again": JobState.SUCCEEDED}

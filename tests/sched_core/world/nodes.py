@@ -103,24 +103,24 @@ class Machine:
         if sought.exited:
             pass
         elif command is None:
-            told.append(lambda: reports.missing(self.name, job))
+            told.append(lambda: reports.missing(self.name, job, sought.attempt))
         elif command.code is None:
             self._watched.add(key)
         else:
-            end = Exited(job, command.code, command.said)
+            end = Exited(job, command.code, command.said, attempt=sought.attempt)
             told.append(lambda: reports.ended(self.name, end))
         for rank, pid in sought.ranks:
             if (process := self.ranks.get(pid)) is not None and process.alive:
                 self._watched.add(pid)
             else:
-                gone = RankGone(job, rank, unseen=True, pid=pid)
+                gone = RankGone(job, rank, unseen=True, pid=pid, attempt=sought.attempt)
                 told.append(lambda gone=gone: reports.ended(self.name, gone))
         if sought.ended:
-            self.end(job, grace_s=sought.grace_s)
+            self.end(job, sought.attempt, grace_s=sought.grace_s)
         for tell in told:
             tell()
 
-    def watch_rank(self, job: str, rank: int, pid: int, identity: bytes) -> None:
+    def watch_rank(self, job: str, attempt: int, rank: int, pid: int, identity: bytes) -> None:
         """Tell when that process is gone."""
         self._watched.add(pid)
         if not self.ranks[pid].alive:
@@ -131,10 +131,11 @@ class Machine:
         if (process := self._names.get(identity)) is not None:
             process.tell(frame)
 
-    def end(self, job: str, *, grace_s: float) -> None:
-        """End every process of ``job``."""
-        for command in [command for command in self.commands.values() if command.job == job]:
-            command.end(grace_s)
+    def end(self, job: str, attempt: int, *, grace_s: float) -> None:
+        """End every process of ``job`` up to ``attempt``."""
+        for command in list(self.commands.values()):
+            if command.job == job and command.attempt <= attempt:
+                command.end(grace_s)
 
     # What becomes of processes.
 
@@ -150,12 +151,12 @@ class Machine:
 
     def ended(self, process: RankProcess) -> None:
         """A rank has ended; that is told after its last words."""
-        event = RankGone(process.job, process.rank, pid=process.pid)
+        event = RankGone(process.job, process.rank, pid=process.pid, attempt=process.attempt)
         self.ground.loop.at(process.up.last_s, lambda: self._tell(process.pid, event))
 
     def command_ended(self, command: Command) -> None:
         """A command has ended; that is told after the last words of its ranks."""
-        event = Exited(command.job, command.code or 0, command.said)
+        event = Exited(command.job, command.code or 0, command.said, attempt=command.attempt)
         last_s = max((one.up.last_s for one in command.processes.values()), default=0.0)
         self.ground.loop.at(last_s, lambda: self._tell((command.job, command.attempt), event))
 
@@ -202,14 +203,14 @@ class RemoteNode:
     def find(self, sought: Sought) -> None:
         self.tell(lambda: self.machine.find(sought))
 
-    def watch_rank(self, job: str, rank: int, pid: int, identity: bytes) -> None:
-        self.tell(lambda: self.machine.watch_rank(job, rank, pid, identity))
+    def watch_rank(self, job: str, attempt: int, rank: int, pid: int, identity: bytes) -> None:
+        self.tell(lambda: self.machine.watch_rank(job, attempt, rank, pid, identity))
 
     def send(self, identity: bytes, frame: bytes) -> None:
         self.tell(lambda: self.machine.send(identity, frame))
 
-    def end(self, job: str, *, grace_s: float) -> None:
-        self.tell(lambda: self.machine.end(job, grace_s=grace_s))
+    def end(self, job: str, attempt: int, *, grace_s: float) -> None:
+        self.tell(lambda: self.machine.end(job, attempt, grace_s=grace_s))
 
     def tell(self, act: Callable[[], object]) -> None:
         """Have ``act`` done there, if the agent is connected, which the scheduler may know later."""

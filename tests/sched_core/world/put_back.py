@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from gpuslice.sched_core.allocation import homes, trials
 from gpuslice.sched_core.allocation.moves import Moves
 from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.lifecycle import node_map, steps, timeouts
+from gpuslice.sched_core.lifecycle import node_map, reports, steps, timeouts
 from gpuslice.sched_core.lifecycle.rank_processes import RankProcesses
 from gpuslice.sched_core.lifecycle.rank_reports import RankReports
 from gpuslice.sched_core.live import job_processes
@@ -75,7 +75,7 @@ FAULTS = (
         "See whether a job that lends its devices to a trial can go where it is moved meanwhile",
         Moves,
         "granted",
-        "on_its_way = job.lent or job.relocation.ending",
+        "on_its_way = job.lent or job.relocating",
         "on_its_way = False",
         seed=2800,
     ),
@@ -103,7 +103,7 @@ FAULTS = (
         "Let no job on a device while its processes are being ended because it goes to another node",
         steps,
         "_enter",
-        "if job.relocation.ending:",
+        "if job.relocating:",
         "if False:",
         seed=89,
     ),
@@ -150,7 +150,7 @@ FAULTS = (
         "Give a job that is being started anew its time to save when the scheduler comes back",
         job_processes,
         "_grace_s",
-        "0.0 if job.relocation.ending else job.spec.grace_s",
+        "0.0 if job.command.at_once else job.spec.grace_s",
         "job.spec.grace_s if job.state.ended else 0.0",
         seed=82,
     ),
@@ -170,7 +170,7 @@ FAULTS = (
         "lose",
         "self.whole.without(self._lost)",
         "self.whole",
-        seed=9,
+        seed=286,
     ),
     Fault(
         "lease x processes that are gone",
@@ -184,11 +184,11 @@ FAULTS = (
     Fault(
         "Bye x lost connection",
         "Take what a rank says after its Bye for no error",
-        RankReports,
-        "_hello",
-        "if rank.phase is RankPhase.LEAVING and message.pid == rank.pid:",
-        "if False:",
-        seed=54,
+        reports,
+        "answer_to",
+        "phase = rank.phase",
+        "phase = RankPhase.GONE if rank.phase is RankPhase.LEAVING else rank.phase",
+        seed=46,
     ),
     Fault(
         "state that cannot be sent x free devices",

@@ -107,6 +107,7 @@ class RankProcess(Process):
                 boundary=self.boundaries.count,
                 epoch=self.orders.epoch,
                 parked=self.orders.phase is not Phase.RUNNING,
+                attempt=self.attempt,
             )
         )
         for said in (self.standing, self.bye):
