@@ -14,6 +14,7 @@ from gpuslice.errors import InvariantError
 from gpuslice.wire import Hello
 
 from .failures import Failure, Kind
+from .states import JobState
 
 #: The longest pause, in seconds, before a job that has not trained since it was moved is moved again. The
 #: first one is a second, and each is twice as long as the one before.
@@ -242,14 +243,21 @@ class Asked(msgspec.Struct):
         The boundary to stop at. Only meaningful while it is to stop, or may park for a cancelled stop.
     overshoots
         How often ``stop_at`` had to be raised, because a rank had passed it.
+    stopping
+        True from the order until all ranks are parked, or the stop is cancelled, or no process is left.
     """
 
     stop_at: int = 0
     overshoots: int = 0
+    stopping: bool = False
 
     def begin(self) -> None:
-        """Note that the job is told to stop. `aim` sets the boundary later."""
-        self.overshoots = 0
+        """Note that the job is told to stop. The boundary follows with ``aim``."""
+        self.overshoots, self.stopping = 0, True
+
+    def end(self) -> None:
+        """Note that the job has stopped, or is not to stop any more."""
+        self.stopping = False
 
     def aim(self, stop_at: int) -> None:
         """Set the boundary at which the ranks are to stop."""
@@ -262,6 +270,52 @@ class Asked(msgspec.Struct):
     def forget(self) -> None:
         """Forget the stop: other processes are there, which were told nothing."""
         self.stop_at = self.overshoots = 0
+
+
+class Way(Enum):
+    """The ways in which ranks come to the devices of a lease."""
+
+    START = "start"  # for the first time, or other processes follow on the same devices
+    RETURN = "return"
+
+
+class Entry(msgspec.Struct):
+    """How the ranks of a job come to its devices.
+
+    Attributes
+    ----------
+    way
+        How they come, until all of them have arrived. None afterwards, and without devices.
+    had
+        True if the job has had devices since it was queued.
+    """
+
+    way: Way | None = None
+    had: bool = False
+
+    def grant(self) -> None:
+        """Note that the job is given devices, and that its ranks are told to come."""
+        self.way, self.had = Way.RETURN if self.had else Way.START, True
+
+    def follow(self) -> None:
+        """Note that other processes come to the devices that the job has."""
+        self.way = Way.START
+
+    def come_back(self) -> None:
+        """Note that ranks that have parked, or may have, are to come back to the devices that the job has."""
+        self.way = Way.RETURN
+
+    def arrived(self) -> None:
+        """Note that all ranks are on their devices."""
+        self.way = None
+
+    def left(self) -> None:
+        """Note that the job has no devices any more."""
+        self.way = None
+
+    def renew(self) -> None:
+        """Note that the job is queued again."""
+        self.way, self.had = None, False
 
 
 class Lateness(msgspec.Struct):
@@ -381,12 +435,19 @@ class Verdict(msgspec.Struct):
         Why it failed last, or was cancelled; the class of that failure (``failures.Kind``).
     blame
         The class of a failure that the core saw before the command ended.
+    outcome
+        The state in which it has ended. None while it has not ended.
     """
 
     ended_s: float | None = None
     reason: str = ""
     failure: str = ""
     blame: Kind | None = None
+    outcome: JobState | None = None
+
+    def decide(self, outcome: JobState) -> None:
+        """Note how the job has ended. The first verdict stands."""
+        self.outcome = outcome
 
     def conclude(self, reason: str, now: float, blame: Kind | None) -> None:
         """Note that the job has ended. If it failed, the failure is judged once its processes are gone."""
@@ -398,7 +459,7 @@ class Verdict(msgspec.Struct):
 
     def reopen(self) -> None:
         """Note that another attempt begins: the job has not ended."""
-        self.ended_s = self.blame = None
+        self.ended_s = self.blame = self.outcome = None
 
 
 class Switch(msgspec.Struct):

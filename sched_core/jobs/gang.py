@@ -7,11 +7,12 @@ from math import inf
 
 import msgspec
 
-from gpuslice.errors import IllegalTransitionError
+from gpuslice.errors import IllegalTransitionError, InvariantError
 from gpuslice.sched_core.job import JobSpec
 
 from .accounts import AccountedJob, Activity
-from .facts import Asked, Command, Lateness, Processes, Purpose, Relocation, Switch, Verdict
+from .facts import Asked, Command, Entry, Lateness, Processes, Purpose, Relocation, Switch, Verdict
+from .phase import state_of, write
 from .program import Program
 from .rank import Rank, RankPhase
 from .refusals import Refusals
@@ -33,8 +34,6 @@ class Gang(AccountedJob):
 
     Attributes
     ----------
-    state
-        Its state (see ``states``).
     lease, home
         Devices held under ``epoch``, and devices on which it was last suspended, rank order; empty if none.
     width, world
@@ -46,8 +45,9 @@ class Gang(AccountedJob):
         True if its owner keeps it from running. The policy does not see it then.
     shown
         True if the policy may choose it.
-    asked, lateness
-        The stop that it was told to make last; how often it was late with what it was told.
+    asked, entry, lateness
+        The stop that it was told to make last; how its ranks come to its devices; how often it was late with
+        what it was told.
     refusals
         Suspends and resumes that it has refused in a row, and when to try again.
     not_before_s
@@ -82,10 +82,10 @@ class Gang(AccountedJob):
     """
 
     __slots__ = (
-        *("asked", "attempt", "borrowed", "command", "deadline_missed", "fair_share_s", "finishing"),
+        *("asked", "attempt", "borrowed", "command", "deadline_missed", "entry", "fair_share_s", "finishing"),
         *("fragmentation_s", "given_up", "held", "history", "home", "lateness", "lease", "lent", "nodes"),
         *("not_before_s", "processes", "program", "ranks", "refusals", "relaunches", "relocation"),
-        *("requested_devices", "shown", "state", "state_nodes", "step_time", "switch", "tried", "verdict"),
+        *("requested_devices", "shown", "state_nodes", "step_time", "switch", "tried", "verdict"),
         *("waits_since", "width", "world"),
     )
 
@@ -94,7 +94,6 @@ class Gang(AccountedJob):
         self.program = program
         self.ranks = tuple(map(Rank, range(spec.devices if spec.relaunch else spec.ranks)))
         self.width = self.world = 0
-        self.state = JobState.QUEUED
         self.lease: tuple[int, ...] = ()
         self.home: tuple[int, ...] = ()
         self.borrowed: tuple[int, ...] = ()
@@ -103,7 +102,8 @@ class Gang(AccountedJob):
         self.requested_devices: tuple[int, ...] = ()
         self.held = self.lent = self.shown = self.given_up = self.finishing = self.deadline_missed = False
         self.command, self.processes, self.relocation = Command(), Processes(), Relocation()
-        self.asked, self.lateness, self.verdict, self.switch = Asked(), Lateness(), Verdict(), Switch()
+        self.asked, self.entry, self.lateness = Asked(), Entry(), Lateness()
+        self.verdict, self.switch = Verdict(), Switch()
         self.refusals = Refusals()
         self.attempt = self.relaunches = 0
         self.not_before_s = self.fair_share_s = self.fragmentation_s = 0.0
@@ -111,6 +111,11 @@ class Gang(AccountedJob):
         self.step_time = StepTime()
         self.tried = not spec.trial_batches
         self.history: deque[tuple[float, str]] = deque(maxlen=_HISTORY)
+
+    @property
+    def state(self) -> JobState:
+        """Its state, derived from its facts."""
+        return state_of(self.verdict, self.command, self.asked, self.entry, self.lease)
 
     @property
     def wanted(self) -> tuple[int, ...]:
@@ -372,16 +377,23 @@ class Gang(AccountedJob):
         return (self.state, trigger) in TRANSITIONS
 
     def move(self, trigger: Trigger, now: float) -> None:
-        """Move the job to the state to which ``trigger`` leads from its present one.
+        """Note that ``trigger`` has happened, which leads to the next state by the table.
 
         Raises
         ------
         IllegalTransitionError
             If the table has no such transition.
+        InvariantError
+            If the facts make another state than the table.
         """
         if not self.allows(trigger):
             raise self.illegal(trigger.value)
-        self.state = TRANSITIONS[self.state, trigger]
+        expected = TRANSITIONS[self.state, trigger]
+        write(trigger, expected, self.verdict, self.command, self.asked, self.entry)
+        if trigger in (Trigger.ALL_PARKED, Trigger.EMPTY):
+            self.vacate()
+        if self.state is not expected:
+            raise InvariantError(f"job {self.id} is {self.state.value} after {trigger.value}")
         self.lateness.told(now)
         if trigger is Trigger.ALL_PARKED:
             self.lateness.parked()

@@ -1,5 +1,5 @@
-"""The next step of a job, as a pure function of the job's facts and of the devices that it is to have.
+"""The life cycle of a job: what its ranks' reports are, and its next step, as pure functions of its facts.
 
-``steps.next_step`` alone knows the order of suspend, start and resume. Nothing here gives an order: ``core``
-takes the steps.
+``reports`` judges by ``tables`` and ``fences`` what is said of a rank. ``steps.next_step`` alone knows the
+order of suspend, start and resume. Nothing here changes a fact or gives an order: ``core`` does.
 """

@@ -60,8 +60,7 @@ def _complete_suspend(state: State, job: Gang, now: float) -> None:
     if job.needs_relaunch and not job.reached_max_steps:
         restarts.end_to_relaunch(state, job, now)
         return
-    job.move(Trigger.ALL_PARKED, now)
-    state.vacate(job)
+    state.leave(job, Trigger.ALL_PARKED, now)
     state.tell_allocation(News.PARKED, job)
     state.nodes.confine(job)
     if job.reached_max_steps:

@@ -176,8 +176,7 @@ class RankProcesses:
     def _leave(self, job: Gang, now: float) -> None:
         """Take the devices from ``job``, which has nothing on them; end the job if all its steps are made."""
         job.stand_still()
-        job.move(Trigger.EMPTY, now)
-        self._state.vacate(job)
+        self._state.leave(job, Trigger.EMPTY, now)
         self._state.tell_allocation(News.PARKED, job)
         job.forget_width()  # the next processes have no state, and may be on any devices
         self._state.order(Notice("idle", job.id, {"steps": job.steps}))

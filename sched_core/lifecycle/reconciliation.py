@@ -80,7 +80,6 @@ class Reconciliation:
             case Step.STOP:
                 job.move(Trigger.REVOKE, now)
                 state.switch_costs.begun(job)
-                job.asked.begin()
                 # The first boundary is before the first mini-batch, which a job's first slice is for.
                 aim(state, job, max(1, *(rank.boundary for rank in job.ranks)) + 1)
             case Step.KEEP:

@@ -65,9 +65,8 @@ def end_to_relaunch(state: State, job: Gang, now: float) -> None:
     it, until the next boundary. A job whose processes were to be started on another node is now started there
     for the new number.
     """
-    job.move(Trigger.RELAUNCH, now)
     job.relocation.relaunch(now, loses_time=job.processes.trains, moving=job.relocating)
-    job.command.end_for(Purpose.RELAUNCH)
+    job.move(Trigger.RELAUNCH, now)
     state.switch_costs.forget(job)
     state.order(Notice("relaunched", job.id, {"from": len(job.ranks), "to": len(job.wanted)}))
     state.order(Kill(job.id, "it is started anew for other devices", job.attempt, Purpose.RELAUNCH))

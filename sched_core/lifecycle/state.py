@@ -11,6 +11,7 @@ from enum import Enum
 
 from gpuslice.errors import IllegalTransitionError
 from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import Trigger
 from gpuslice.sched_core.ledger import Ledger
 from gpuslice.types import DeviceName
 from gpuslice.wire import Dismiss, Resume, Suspend, Withdraw
@@ -150,6 +151,13 @@ class State:
         job.occupy(devices)
         for device in devices:
             self.occupants[device][job.id] = job
+
+    def leave(self, job: Gang, trigger: Trigger, now: float) -> None:
+        """Move ``job``, which has nothing on its devices any more, to a state without devices."""
+        devices = job.lease
+        job.move(trigger, now)
+        for device in devices:
+            del self.occupants[device][job.id]
 
     def vacate(self, job: Gang) -> None:
         """Remove ``job`` from the occupants of its devices: nothing of it is on them any more."""

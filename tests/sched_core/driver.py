@@ -10,6 +10,7 @@ import msgspec
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.facts import Purpose, Way
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
@@ -222,3 +223,14 @@ def picture(core: Core) -> bytes:
     holders = [[job.id for job in core.ledger.holders(d)] for d in range(len(core.devices))]
     occupants = [list(found) for found in core.state.occupants]
     return msgspec.json.encode([jobs, holders, occupants])
+
+
+def put_into(job: Gang, state: JobState, lease: tuple[int, ...] = ()) -> None:
+    """Write the facts that make ``job`` be in ``state``, with ``lease``."""
+    job.verdict.outcome = state if state.ended else None
+    job.command.ending = Purpose.RELAUNCH if state is JobState.RELAUNCHING else None
+    job.asked.stopping = state is JobState.SUSPENDING
+    job.entry.way = {JobState.STARTING: Way.START, JobState.RESUMING: Way.RETURN}.get(state)
+    job.entry.had = state is not JobState.QUEUED
+    job.lease = lease or ((0,) if state is JobState.RUNNING else ())
+    assert job.state is state

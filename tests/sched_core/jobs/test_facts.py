@@ -18,8 +18,8 @@ ROOT = Path(sched_core.__file__).parent
 #: Where jobs are live; the simulator and the policies have records of their own.
 LIVE = ("allocation", "jobs", "lifecycle", "live", "journal")
 RECORDS = (
-    *(facts.Asked, facts.Command, facts.Lateness, facts.Processes, facts.Relocation, facts.Switch),
-    facts.Verdict,
+    *(facts.Asked, facts.Command, facts.Entry, facts.Lateness, facts.Processes, facts.Relocation),
+    *(facts.Switch, facts.Verdict),
 )
 #: Facts that several modules write, and which.
 EXCEPTIONS = {"pid": {"jobs/rank.py", "live/rank_sessions.py"}}  # (the latter in a copy of a Hello)

@@ -19,7 +19,7 @@ from gpuslice.sched_core.lifecycle.events import Command, Tell
 from gpuslice.sched_core.lifecycle.steps import For, Step, Waits, next_step
 from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend, View
 
-from ..driver import PROGRAM, Driver, Scripted, refused, suspended
+from ..driver import PROGRAM, Driver, Scripted, put_into, refused, suspended
 from .test_steps import NOW_S, Surroundings
 
 HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING, JobState.RESUMING)
@@ -48,7 +48,7 @@ def gangs(state: JobState, *, relaunch: bool) -> Iterator[Gang]:
     for joint, target, ending, idle, beside, boundary in product(
         phases(),
         ("nowhere", "here", "elsewhere"),
-        (False, True),
+        (None, Purpose.RELOCATE),
         (None, 1.0),
         (False, True),
         (4, 8),
@@ -57,10 +57,10 @@ def gangs(state: JobState, *, relaunch: bool) -> Iterator[Gang]:
         spec = JobSpec(id="a", submit_s=0.0, devices=count, most_devices=count + 1, relaunch=relaunch)
         job = Gang(spec if relaunch else JobSpec(id="a", submit_s=0.0, devices=count), 0, PROGRAM)
         here = tuple(range(count))
-        job.state, job.lease = state, here if state in HOLDING else ()
+        put_into(job, state, here if state in HOLDING else ())
         job.command.go_on(Stage.STARTED)
-        relocating = ending and state not in HOLDING and state is not JobState.RELAUNCHING
-        job.command.ending = Purpose.RELOCATE if relocating else None
+        if ending is not None and state not in HOLDING and state is not JobState.RELAUNCHING:
+            job.command.ending = ending
         others = tuple(range(10, 11 + count if relaunch else 10 + count))
         job.running, job.placement = target != "nowhere", {"here": here, "elsewhere": others}.get(target, ())
         job.processes.idle_since_s = idle

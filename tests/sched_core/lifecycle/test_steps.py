@@ -14,7 +14,7 @@ from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.steps import For, Step, Waits, next_step
 
-from ..driver import PROGRAM
+from ..driver import PROGRAM, put_into
 
 NOW_S = 10.0
 
@@ -46,7 +46,7 @@ def job_in(
     ranks: int = 1,
 ) -> Gang:
     job = Gang(JobSpec(id="a", submit_s=0.0, devices=ranks), 0, PROGRAM)
-    job.state, job.lease = state, lease
+    put_into(job, state, lease)
     job.command.go_on(Stage.STARTED)
     job.running, job.placement = bool(plan), plan
     for rank in job.ranks:

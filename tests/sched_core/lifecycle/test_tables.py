@@ -18,7 +18,7 @@ from gpuslice.sched_core.lifecycle.events import Exited, RankGone
 from gpuslice.sched_core.lifecycle.reports import answer_to, is_news, is_news_of_end, report_of
 from gpuslice.sched_core.lifecycle.tables import REPORTS, RULES, THERE, Answer, If, Report
 
-from ..driver import PROGRAM, Driver, picture, refused, suspended
+from ..driver import PROGRAM, Driver, picture, put_into, refused, suspended
 
 EPOCH, BOUNDARY, PID = 4, 6, 1
 
@@ -53,7 +53,8 @@ def joint_states() -> Iterator[Gang]:
     """A job of one rank, and one of two, in every state, with its first rank in every phase."""
     for state, phase, ranks, step, stop_at in product(JobState, RankPhase, (1, 2), (0, 6), (8, 2**62)):
         job = Gang(JobSpec(id="a", submit_s=0.0, devices=ranks), 0, PROGRAM)
-        job.state, job.epoch = state, EPOCH
+        put_into(job, state)
+        job.epoch = EPOCH
         job.command.go_on(Stage.STARTED)
         job.asked.stop_at = stop_at
         (first, *_) = job.ranks
