@@ -82,7 +82,7 @@ def _said(rules: Mapping[RankPhase, Rules]) -> dict[RankPhase, Rules]:
     return {phase: (*_FENCES, *rules.get(phase, ())) for phase in THERE}
 
 
-_ANY = dict.fromkeys(THERE, _NEWS)
+_ANY: Mapping[RankPhase, Rules] = dict.fromkeys(THERE, _NEWS)
 _OF_ANOTHER = dict.fromkeys(_P, _NEWS)
 
 REPORTS: Mapping[Report, Mapping[RankPhase, Rules]] = {
