@@ -45,6 +45,11 @@ def _chaos(seed: int, left_s: float) -> Run:
     return Run((*_PYTEST, "tests/cli/test_chaos.py"), environ)
 
 
+def _borders(seed: int, left_s: float) -> Run:
+    """A hundred thousand messages that nobody should send, on both sockets of a scheduler."""
+    return Run((*_PYTEST, "tests/cli/test_borders.py"), {"GPUSLICE_BORDERS": "100000"})
+
+
 def _kills(seed: int, left_s: float) -> Run:
     """Ranks of a gang killed at every moment, and trainings killed at random boundaries."""
     words = (*_PYTEST, "tests/sched_core/test_killed_gangs.py", "tests/gpuslice/test_restart.py")
@@ -59,6 +64,7 @@ def _cycles(seed: int, left_s: float) -> Run:
 SOAKS: dict[str, Callable[[int, float], Run]] = {
     "worlds": _worlds,
     "chaos": _chaos,
+    "borders": _borders,
     "kills": _kills,
     "cycles": _cycles,
 }

@@ -122,9 +122,14 @@ class Chaos:
 
     def _rampage(self, duration_s: float) -> None:
         ends_s = time.monotonic() + duration_s
-        acts, weights = zip(*self._acts, strict=True)
-        while time.monotonic() < ends_s or len(self.done) < len(acts):
-            (act,) = self._random.choices(acts, weights)
+        while (still := time.monotonic() < ends_s) or len(self.done) < len(self._acts):
+            # In the end only what has not been done yet, and new jobs to do it to.
+            likely = [
+                (act, weight)
+                for act, weight in self._acts
+                if still or act.__name__ not in self.done or act == self.submit_job
+            ]
+            (act,) = self._random.choices(*zip(*likely, strict=True))
             try:
                 if act():
                     self.done[act.__name__] += 1
