@@ -5,7 +5,8 @@ and again, and once more at the end, would be 40 % of the processor time of a sh
 
 What an optimizer needs, and DDP and FSDP, too, is ``torch._dynamo``: a second of processor time, though they
 only tell it to stay out. Deterministic algorithms only set an option of ``torch._inductor``. Here both are
-loaded as soon as anybody asks them for more than that.
+loaded as soon as anybody asks them for more than that. What torch imports to trace and export models, half a
+second more, is loaded when it is asked for anything; tensors on the device ``meta`` do not ask it.
 """
 
 from __future__ import annotations
@@ -40,11 +41,27 @@ class Deferred(ModuleType):
         spec = self.__spec__
         assert spec is not None
         assert isinstance(spec.loader, OptionsLoader)
+        if self.__name__ in WITH_OPTIONS:
+            load_registrations()  # first, as without us
         self.__class__ = ModuleType  # type: ignore[assignment]
         self.__loader__ = spec.loader = spec.loader.loader
         self.__path__ = spec.submodule_search_locations or []
         spec.loader.exec_module(self)
+        if self.__name__ == "torch._decomp":  # it imports the other one for what that registers
+            import_module("torch._meta_registrations").activate_meta  # noqa: B018
         return getattr(self, name)
+
+
+def let_generators_be_made() -> None:
+    """Tell torch what generators derive from, as ``torch._prims.rng_prims`` does since torch 2.11."""
+    native = sys.modules["torch._C"]
+    if hasattr(native, "_set_generator_metaclass"):
+        native._set_generator_metaclass(import_module("torch._opaque_base").OpaqueBaseMeta)
+
+
+def load_registrations() -> None:
+    """Load what fake tensors need, which do not import it by name."""
+    import_module("torch._decomp").decomposition_table  # noqa: B018
 
 
 class Dynamo(Deferred):
@@ -68,11 +85,19 @@ class Dynamo(Deferred):
         return call
 
 
-DEFERRED = {"torch._dynamo": Dynamo, "torch._inductor": Deferred}
+DEFERRED = {
+    "torch._dynamo": Dynamo,
+    "torch._inductor": Deferred,
+    "torch._decomp": Deferred,
+    "torch._meta_registrations": Deferred,
+    "torch.export": Deferred,
+}
+#: Their ``config`` needs nothing of the rest.
+WITH_OPTIONS = ("torch._dynamo", "torch._inductor")
 
 
 class OptionsLoader:
-    """Loads a package's ``config``, which needs nothing of the rest, and leaves the rest to `Deferred`."""
+    """Loads a package's ``config``, if it is of `WITH_OPTIONS`, and leaves the rest to `Deferred`."""
 
     def __init__(self, loader) -> None:  # type: ignore[no-untyped-def]
         self.loader = loader
@@ -83,11 +108,14 @@ class OptionsLoader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        spec = PathFinder.find_spec(f"{module.__name__}.config", module.__path__)
-        assert spec is not None
-        assert spec.loader is not None
-        module.config = sys.modules[spec.name] = module_from_spec(spec)  # type: ignore[attr-defined]
-        spec.loader.exec_module(module.config)
+        if module.__name__ in WITH_OPTIONS:
+            spec = PathFinder.find_spec(f"{module.__name__}.config", module.__path__)
+            assert spec is not None
+            assert spec.loader is not None
+            module.config = sys.modules[spec.name] = module_from_spec(spec)  # type: ignore[attr-defined]
+            spec.loader.exec_module(module.config)
+        elif module.__name__ == "torch._meta_registrations":
+            let_generators_be_made()
         del module.__path__
 
 
@@ -96,6 +124,8 @@ class DeferredFinder:
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name == "torch.distributed.tensor":  # computes shapes with fake tensors
+            load_registrations()
         if name not in DEFERRED:
             return None
         spec = PathFinder.find_spec(name, path)  # type: ignore[arg-type]
