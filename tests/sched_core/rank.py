@@ -3,7 +3,8 @@
     rank.py BOUNDARIES EXIT_CODE [--deaf] [--portable] [--looks]
 
 counts boundaries, one every few milliseconds while it has a lease, and exits after ``BOUNDARIES``; if that
-is a path, where it finds a file of that name.
+is a path, where it finds a file of that name. It reports its progress many times a second, but not each
+boundary: a busy scheduler would hear of ever older ones, and its orders to stop would come ever later.
 ``--looks`` ends when it has a lease, and trains nothing.
 ``--deaf`` ignores SIGTERM. ``--portable`` says that another process could go on. ``--dies parking`` and
 ``--dies returning`` kill it in the middle of a suspend or resume. With ``RANK_LOCKS``, a directory, it is the
@@ -19,6 +20,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import zmq
@@ -26,6 +28,7 @@ import zmq
 from gpuslice import wire
 
 PACE_MS = 2
+REPORT_EVERY_S = 0.02
 
 
 def say(line: str) -> None:
@@ -42,6 +45,7 @@ class Rank:
         self.last = last
         self.boundary = 0
         self.epoch = 0
+        self.reported_s = 0.0
         self.training = False
         self.stop_at: int | None = None
         self.lock: int | None = None
@@ -109,7 +113,9 @@ class Rank:
 
     def pass_boundary(self) -> None:
         self.boundary += 1
-        self.send(wire.Progress(epoch=self.epoch, boundary=self.boundary, step=self.boundary))
+        if time.monotonic() - self.reported_s >= REPORT_EVERY_S:
+            self.reported_s = time.monotonic()
+            self.send(wire.Progress(epoch=self.epoch, boundary=self.boundary, step=self.boundary))
         if self.boundary == self.stop_at:
             self.die("parking")
             self.training, self.stop_at = False, None
