@@ -50,6 +50,27 @@ def _borders(seed: int, left_s: float) -> Run:
     return Run((*_PYTEST, "tests/cli/test_borders.py"), {"GPUSLICE_BORDERS": "100000"})
 
 
+def _ends(seed: int, left_s: float) -> Run:
+    """Twenty-five worlds in which anything happens before all jobs are to end."""
+    return Run((*_PYTEST, "tests/sched_core/test_everybody_ends.py"), {"GPUSLICE_ENDS": str(seed)})
+
+
+def _oracles(seed: int, left_s: float) -> Run:
+    """All that a published simulator was recorded with, and the compiled engine under all orders."""
+    words = (*_PYTEST, "tests/sched_core/sim/test_peer.py", "tests/sched_core/sim/test_compiled.py")
+    return Run(words, {"GPUSLICE_ORACLES": "all"})
+
+
+def _away(seed: int, left_s: float) -> Run:
+    """Every call of a device fails, with every kind of error, while a state is away."""
+    return Run((*_PYTEST, "tests/gpuslice/test_away.py"), {"GPUSLICE_AWAY": "each"})
+
+
+def _flips(seed: int, left_s: float) -> Run:
+    """Journals with 1,500 flipped bits, one at a time."""
+    return Run((*_PYTEST, "tests/sched_core/journal/test_journal.py"), {"GPUSLICE_FLIPS": "1500"})
+
+
 def _kills(seed: int, left_s: float) -> Run:
     """Ranks of a gang killed at every moment, and trainings killed at random boundaries."""
     words = (*_PYTEST, "tests/sched_core/test_killed_gangs.py", "tests/gpuslice/test_restart.py")
@@ -66,6 +87,10 @@ SOAKS: dict[str, Callable[[int, float], Run]] = {
     "chaos": _chaos,
     "borders": _borders,
     "kills": _kills,
+    "ends": _ends,
+    "oracles": _oracles,
+    "away": _away,
+    "flips": _flips,
     "cycles": _cycles,
 }
 

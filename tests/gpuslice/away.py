@@ -213,7 +213,7 @@ def cases(
         kind_in_turn = itertools.cycle(kinds)
         for number in [n for n, call in enumerate(calls) if n == 0 or calls[n - 1] != call]:
             for late in (False, True) if is_method(CPU, calls[number]) else (False,):
-                for kind in [next(kind_in_turn) for _ in range(2)] if in_turn else kinds:
+                for kind in [next(kind_in_turn)] if in_turn else kinds:
                     name = f"{number}-{kind}-{late}"
                     yield run(controller, number, kind, place / name, late=late)
 

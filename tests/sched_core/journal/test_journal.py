@@ -1,7 +1,11 @@
-"""The journal: what was written comes back, a replayed core is the same, faults are named."""
+"""The journal: what was written comes back, a replayed core is the same, faults are named.
+
+``GPUSLICE_FLIPS`` says how many bits are flipped: 1,500 by ``./x soak flips``.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import sqlite3
@@ -19,6 +23,8 @@ from gpuslice.sched_core.lifecycle.events import Event, Held, Noted, Reported, W
 from gpuslice.sched_core.policies.rr import RoundRobin
 
 from ..driver import QUANTUM_S, Driver, devices, picture
+
+FLIPS = int(os.environ.get("GPUSLICE_FLIPS", "150"))
 
 
 def heartbeat(boundary: int, rank: int = 0) -> Reported:
@@ -184,12 +190,7 @@ def check_flips(left: Path, tries: int, seed: int) -> set[str]:
 
 def test_a_flipped_bit_is_harmless_or_noticed(left_behind: Path) -> None:
     assert is_whole(left_behind.parent / "writing" / FILE)
-    assert len(check_flips(left_behind, 200, seed=1)) == 3
-
-
-@pytest.mark.slow
-def test_many_flipped_bits_are_harmless_or_noticed(left_behind: Path) -> None:
-    assert len(check_flips(left_behind, 1500, seed=2)) == 3
+    assert len(check_flips(left_behind, FLIPS, seed=1)) == 3
 
 
 def test_a_log_that_is_gone_is_noticed_and_what_is_whole_can_be_saved(left_behind: Path) -> None:

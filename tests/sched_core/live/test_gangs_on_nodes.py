@@ -35,7 +35,6 @@ from gpuslice.types import DeviceName
 from ...gpuslice.conftest import servers, train_undisturbed
 from ...gpuslice.warm.process import Servers
 from ...patience import PATIENCE_S
-from .bench import alive
 from .test_nodes import AGENT, Site
 
 __all__ = ["servers"]
@@ -234,22 +233,6 @@ def test_a_gang_on_two_nodes_is_suspended_and_moves_with_the_snapshot_of_each_ra
         gangs.move(job, *devices)
     assert job.failures == 0
     assert len(gangs.notes("relocated")) >= 3
-    assert gangs.ends() == undisturbed
-
-
-def test_a_rank_that_is_killed_takes_the_gang_down_on_both_nodes_and_it_goes_on_together(
-    gangs: Gangs, undisturbed: str
-) -> None:
-    job = gangs.gang(0, 2, max_restarts=1)
-    gangs.park(job)
-    gangs.unpark(job)
-    former = [pid for node in ("", "b") for pid in processes(f"GPUSLICE_SOCKET={gangs.socket(node)}")]
-    assert len(former) >= 4, "two torchrun and their ranks"
-    os.kill(job.ranks[1].pid, signal.SIGKILL)
-    gangs.trains(lambda: job.attempt == job.relaunches + 1)
-    assert not any(map(alive, former))
-    assert job.nodes == (0, 1)
-    assert [note.details["boundary"] for note in gangs.notes("went_on")]
     assert gangs.ends() == undisturbed
 
 

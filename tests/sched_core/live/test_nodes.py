@@ -284,7 +284,7 @@ def test_no_node_is_lost_before_its_agent_could_be_heard(site: Site) -> None:
 def test_a_cancelled_job_that_does_not_listen_is_killed(site: Site) -> None:
     site.begin_agent()
     site.submit("here", site.directory / "never")
-    job = site.submit("a", site.directory / "enough", "--deaf")
+    job = site.submit("a", site.directory / "enough", "--deaf", grace_s=1)
     site.run(lambda: job.state is JobState.RUNNING)
     pid = job.ranks[0].pid
     site.scheduler.apply_request(Cancelled("a", "enough"))

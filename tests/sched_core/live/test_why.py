@@ -272,7 +272,7 @@ def said(driver: Driver, job: str) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:HiGHS")
-@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 40), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("seeds", [range(12)], ids=str)
 def test_whoever_does_not_train_has_a_true_reason(seeds: range) -> None:
     for seed in seeds:
         world = World(seed)
@@ -308,7 +308,7 @@ class Watched(Live):
         return stepped
 
 
-@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 30), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("seeds", [range(6)], ids=str)
 def test_in_whole_worlds_the_reasons_are_true(seeds: range) -> None:
     for seed in seeds:
         Watched(draw_scenario(seed)).run()
