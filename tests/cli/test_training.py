@@ -59,24 +59,6 @@ def digest(client: Client, job: str) -> str:
     return Path(client.logs(job).out).read_text(encoding="utf-8").splitlines()[-1]
 
 
-def test_trainings_survive_the_kill_of_their_scheduler(shell: Shell) -> None:
-    options, steps = ("--devices", "cpu:1", "--quantum", "500ms"), LONG
-    shell("up", *options)
-    client = shell.client()
-    enough = shell.directory / "enough"
-    jobs = [submit(client, steps, enough) for _ in range(2)]
-    for job in jobs:
-        until(client, job, lambda info: info.slices > 1)
-    shell.kill()
-    shell("up", *options)
-    enough.touch()
-    ended = finish(client, jobs)
-    assert {name: job.state for name, job in ended.items()} == dict.fromkeys(jobs, "succeeded")
-    assert all(job.suspends > 0 for job in ended.values())
-    assert {digest(client, job) for job in jobs} == {undisturbed(steps)}
-    shell("down")
-
-
 @dataclass(frozen=True)
 class Ending:
     """How a training ended.
