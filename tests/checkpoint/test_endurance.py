@@ -21,8 +21,8 @@ from gpuslice.kernels.host.device import CpuDevice
 from gpuslice.kernels.host.process_memory import HUGE_PAGE_BYTES, resident_anonymous_bytes
 from gpuslice.types import DeviceName
 
-WARM_UP_CYCLES = 500
-CYCLES = int(os.environ.get("GPUSLICE_CYCLES", "2000"))
+WARM_UP_CYCLES = 200
+CYCLES = int(os.environ.get("GPUSLICE_CYCLES", "1000"))
 #: Resident memory changes by whole huge pages whenever the kernel puts small ones together, in a heap of
 #: which earlier tests have left pieces. Of ten thousand cycles, a page lost in every other one would be more;
 #: the allocators' own books tell what is less.

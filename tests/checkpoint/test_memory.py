@@ -18,7 +18,7 @@ from .harness import SpyGate
 
 MIB = 1 << 20
 #: Large enough that the rounding to huge pages does not show.
-STATE_BYTES = 256 * MIB
+STATE_BYTES = 128 * MIB
 
 
 @pytest.mark.slow

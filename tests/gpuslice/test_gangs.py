@@ -62,41 +62,6 @@ def test_suspends_of_two_and_four_ranks_change_no_bit(
     assert all(report["totals"]["switches"] >= 7 for report in reports)
 
 
-def test_a_gang_of_which_any_rank_was_killed_goes_on_bit_for_bit(
-    quick_workshop: Workshop, undisturbed: dict[str, dict[str, str]]
-) -> None:
-    """From a checkpoint, and from what a suspend has left."""
-    dies, flags = quick_workshop.directory / "dies", ("--job", "gang", "--continue-anyway")
-    with gang(quick_workshop, "first", ("1", "5"), dies) as first:
-        has_checkpoint(quick_workshop)
-        dies.touch()
-        told = first.communicate(timeout=PATIENCE_S)[1]
-    was_killed(quick_workshop, "first", 1, first.returncode, told)
-    killed = run(
-        quick_workshop,
-        "2",
-        "second",
-        "--job",
-        "gang",
-        "--continue-anyway",
-        "--suspend-every",
-        "2",
-        dies=("0", "6"),
-    )
-    was_killed(quick_workshop, "second", 0, killed.returncode, killed.stderr)
-    assert not digests(quick_workshop.directory / "first")
-    assert not digests(quick_workshop.directory / "second")
-    finished = run(quick_workshop, "2", "third", *flags)
-    assert finished.returncode == 0, finished.stderr
-    second, third = begins(quick_workshop, "second"), begins(quick_workshop, "third")
-    assert 0 < second < third, "one of them has begun anew"
-    found = digests(quick_workshop.directory / "third")
-    assert len(found) == 2
-    for name, of_rank in found.items():
-        assert int(of_rank.pop("done")) == int(undisturbed[name]["done"]) - third
-        assert of_rank == {kind: value for kind, value in undisturbed[name].items() if kind != "done"}
-
-
 def test_a_gang_of_four_goes_on_in_other_processes_when_it_leaves_and_when_a_rank_is_killed(
     quick_workshop: Workshop, undisturbed: dict[str, dict[str, str]]
 ) -> None:

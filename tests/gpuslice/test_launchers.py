@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from ..patience import PATIENCE_S
 from .conftest import Workshop
 from .warm.process import Servers
 
@@ -31,7 +28,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> l
 
 @pytest.mark.slow
 @pytest.mark.gangs
-@pytest.mark.parametrize("how", ["spawn", "fork", "lightning"])
+@pytest.mark.parametrize("how", ["spawn", "fork"])
 def test_every_rank_parks_at_its_boundaries(
     quick_workshop: Workshop, undisturbed: list[str], how: str
 ) -> None:
@@ -45,25 +42,3 @@ def test_every_rank_parks_at_its_boundaries(
         assert [switch["boundary"] for switch in report["switches"]] == [2, 4, 6], (name, done.stderr)
         assert report["totals"]["steps"] == 6
     assert not list(quick_workshop.ramdisk.glob("gang.r*"))  # all have ended well
-
-
-@pytest.mark.slow
-@pytest.mark.gangs
-def test_the_only_rank_parks_and_not_the_process_that_started_it(quick_workshop: Workshop) -> None:
-    alone, parked = quick_workshop.directory / "alone", quick_workshop.directory / "parked"
-    for directory in (alone, parked):
-        directory.mkdir()
-    flags = ("--suspend-every", "2", "--report", "r.json", "--job", "one")
-    commands = [
-        [sys.executable, str(SCRIPT), "alone", str(alone), "1"],
-        quick_workshop.command(*flags, str(SCRIPT), "alone", str(parked), "1"),
-    ]
-    running = [quick_workshop.start(command, stderr=subprocess.PIPE) for command in commands]
-    told = [process.communicate(timeout=PATIENCE_S)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0], told
-    assert digests(parked, 1) == digests(alone, 1)
-    report = json.loads((quick_workshop.directory / "r.json").read_text())
-    # It is a rank from the first boundary after its first step on.
-    assert [switch["boundary"] for switch in report["switches"]] == [4, 6], told
-    assert report["totals"]["steps"] == 6
-    assert not list(quick_workshop.ramdisk.glob("one.r*"))

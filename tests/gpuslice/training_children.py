@@ -22,7 +22,7 @@ def train(how: str) -> None:
 
 
 if __name__ == "__main__":
-    for how in ("fork", "spawn", "fork"):
+    for how in ("fork", "spawn"):
         child = multiprocessing.get_context(how).Process(target=train, args=(how,))
         child.start()
         child.join()

@@ -316,7 +316,7 @@ def test_ranks_at_the_same_moment_write_each_piece_once(disk: RamDisk, actor: Ca
 
 def test_whoever_dies_while_all_write_leaves_the_others_whole(shm: Path, actor: Callable[..., Any]) -> None:
     process, nbytes = actor(), 12 * MIB
-    for step in range(10, 130, 20):
+    for step in range(10, 130, 40):
         disk = RamDisk(shm / f"step{step}", 256 * MIB)
         asked = {"directory": str(disk.directory), "boundary": 1, "nbytes": nbytes}
         _, survived = process.ask("gang", **asked, die_in=step)
@@ -333,7 +333,7 @@ def test_whoever_dies_while_all_write_leaves_the_others_whole(shm: Path, actor: 
 def test_a_crash_at_any_step_leaves_the_other_rank_whole(shm: Path, actor: Callable[..., Any]) -> None:
     process = actor()
     found = set()
-    for step in range(1, 200, 2):
+    for step in range(1, 200, 5):
         disk = RamDisk(shm / f"step{step}", 256 * MIB)
         _, survived = process.ask("crash_sharing", directory=str(disk.directory), step=step)
         with open_snapshot(disk.home("ddp", 0) / "A.gsnp") as read:

@@ -71,9 +71,7 @@ def _threads(workshop: Workshop) -> tuple[set[str], list[list[str]]]:
 @pytest.mark.parametrize(
     ("how", "code", "processes"),
     [
-        pytest.param("ends", 0, 1, marks=pytest.mark.slow),
         ("fails", 1, 1),
-        pytest.param("leaves", 3, 1, marks=pytest.mark.slow),
         pytest.param("forks", 0, 2, marks=pytest.mark.slow),
         pytest.param("spawns", 0, 3, marks=pytest.mark.slow),
     ],

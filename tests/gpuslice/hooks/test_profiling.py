@@ -212,17 +212,13 @@ def test_the_command_for_a_factory(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "resnet50 0.09" in out
 
 
-@pytest.mark.parametrize(
-    ("end", "hint"),
-    [("pass", "torch.optim's optimizers are looked at"), ("raise OSError('no data')", "exit code 1")],
-)
-def test_the_skew_of_a_script_that_makes_no_step(quick_workshop: Workshop, end: str, hint: str) -> None:
-    quick_workshop.write("train.py", f"import torch\n{end}\n")
+def test_the_skew_of_a_script_that_makes_no_step(quick_workshop: Workshop) -> None:
+    quick_workshop.write("train.py", "import torch\nraise OSError('no data')\n")
     done = command(quick_workshop, "skew", "train.py")
     told = done.stderr.splitlines()[-2:]
     assert done.returncode == 2, done.stderr
     assert told[0] == "gpuslice: the script's optimizers made no step"
-    assert hint in told[1]
+    assert "exit code 1" in told[1]
 
 
 @pytest.mark.parametrize(
@@ -238,11 +234,9 @@ def test_wrong_command_lines(words: list[str], capsys: pytest.CaptureFixture[str
 @pytest.mark.slow
 def test_the_command_for_a_script(quick_workshop: Workshop) -> None:
     quick_workshop.write("train.py", EPOCHS)
-    for number, words in enumerate((["--json", "s0.json", "train.py"], ["train.py", "--json", "s1.json"])):
-        done = command(quick_workshop, "skew", *words)
-        assert done.returncode == 0, done.stderr
-        found = json.loads((quick_workshop.directory / f"s{number}.json").read_text())
-        assert found["skew"] == pytest.approx(0.8)
+    done = command(quick_workshop, "skew", "train.py", "--json", "s.json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((quick_workshop.directory / "s.json").read_text())["skew"] == pytest.approx(0.8)
     nothing = command(quick_workshop, "profile", "--", "true")
     assert (nothing.returncode, nothing.stderr.splitlines()[0]) == (
         2,

@@ -101,13 +101,15 @@ def test_a_job_outlives_the_agent_its_keeper_and_the_scheduler(shell: Shell, mac
 
 
 def test_a_machine_that_ssh_does_not_reach_is_left_out_by_name(shell: Shell, machines: Machines) -> None:
+    """So is one that is not to be used, which is not asked."""
     machines.break_down("two", "two: Permission denied (publickey).")
-    up(shell, "--node", "b=one", "--node", "c=two")
+    up(shell, "--node", "b=one", "--node", "c=two", "--node", "d=three", "--without", "d")
     assert devices(shell) == ["null:0", "b/null:0"]
-    (left_out,) = notes(shell, "node_left_out")
-    assert left_out["node"] == "c"
-    assert "Permission denied (publickey)" in str(left_out["reason"])
-    assert "ssh -o BatchMode=yes two true" in str(left_out["remedy"])
+    assert "three" not in (machines.root / "logins").read_text().split()
+    left_out = {str(note["node"]): note for note in notes(shell, "node_left_out")}
+    assert left_out.keys() == {"c", "d"}
+    assert "Permission denied (publickey)" in str(left_out["c"]["reason"])
+    assert "ssh -o BatchMode=yes two true" in str(left_out["c"]["remedy"])
     shell("down")
 
 
@@ -121,10 +123,3 @@ def test_without_a_node_that_can_be_used_there_is_no_scheduler(shell: Shell, mac
 def test_a_directory_too_long_for_a_socket_is_said_at_once(shell: Shell, machines: Machines) -> None:
     said = up(shell, "--node", f"b={'h' * 80}", "--devices", "b/null:1", code=3)
     assert "is too long for a socket" in said
-
-
-def test_without_names_a_node_that_is_not_asked(shell: Shell, machines: Machines) -> None:
-    up(shell, "--node", "b=one", "--node", "c=two", "--without", "c")
-    assert devices(shell) == ["null:0", "b/null:0"]
-    assert (machines.root / "logins").read_text().split() == ["one"] * 2
-    shell("down")

@@ -193,8 +193,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-@pytest.mark.parametrize(("word", "well"), [("interrupted", False), ("left_alone", True)])
+@pytest.mark.parametrize(
+    ("word", "well", "method"),
+    [("interrupted", False, "spawn"), ("interrupted", False, "fork"), ("left_alone", True, "fork")],
+)
 def test_an_interrupted_process_that_torch_has_started_has_not_ended_well(
     tmp_path: Path, word: str, well: bool, method: str
 ) -> None:
