@@ -205,6 +205,21 @@ class DeviceInfo(Verb, frozen=True):
     jobs: tuple[str, ...]
 
 
+class NodeInfo(Verb, frozen=True):
+    """One node, as ``nodes --json`` prints it (docs/json.md)."""
+
+    name: str
+    devices: tuple[str, ...]
+    state: str
+    jobs: tuple[str, ...] = ()
+    heard_s: float | None = None
+    version: str | None = None
+    ramdisk_free_bytes: int | None = None
+    clock_s: float | None = None
+    reason: str = ""
+    remedy: str = ""
+
+
 class Accepted(Verb, tag="accepted", frozen=True):
     """The answer that the job has been accepted under this id."""
 
@@ -221,6 +236,7 @@ class SchedulerStatus(Verb, tag="standing", frozen=True):
     jobs: tuple[JobInfo, ...]
     job_count: int
     endpoints: tuple[str, ...]
+    nodes: tuple[NodeInfo, ...] = ()
 
 
 class Ended(Verb, tag="ended", frozen=True):

@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "up": "gpuslice.cli.up",
     "submit": "gpuslice.cli.submit",
     "ps": "gpuslice.cli.ps",
+    "nodes": "gpuslice.cli.nodes",
     "show": "gpuslice.cli.show",
     "logs": "gpuslice.cli.logs",
     "wait": "gpuslice.cli.wait",
@@ -53,7 +54,7 @@ COMMANDS: dict[str, str] = {
 _SCHEDULER = {"--connect": "GPUSLICE_CONNECT", "--curve-keys": "GPUSLICE_CURVE_KEYS"}
 #: The commands that such a scheduler answers, or that say that it cannot.
 _ASK_A_SCHEDULER = frozenset(
-    {"submit", "ps", "show", "logs", "wait", "cancel", "suspend", "resume", "migrate"}
+    {"submit", "ps", "nodes", "show", "logs", "wait", "cancel", "suspend", "resume", "migrate"}
 ) | {*("weight", "events", "top", "timeline", "down")}
 #: What a shell reports of a program that nobody reads any more (SIGPIPE).
 _NOBODY_READS = 141

@@ -20,8 +20,9 @@ from gpuslice.config import parse_duration
 from gpuslice.errors import EnvironmentUnusableError, NoSchedulerError, UsageError
 from gpuslice.verbs import JobInfo
 
-from . import event_line, job_details, job_table, tables
+from . import event_line, job_details, job_table, node_table, tables
 from .scheduler_options import named_scheduler
+from .text_width import cut
 
 if TYPE_CHECKING:
     from gpuslice.daemon.stopped_scheduler import StoppedScheduler
@@ -91,9 +92,22 @@ def ps(
                 tables.show(tables.jobs(status.jobs))
             else:
                 job_table.show(status.jobs)
+                for line in node_table.remarks(status.nodes, only_bad=True):
+                    print(cut(line, job_table.MOST_COLUMNS), flush=True)
             if not watch:
                 return 0
             pause.wait(_REFRESH_S)
+
+
+def nodes(*, as_json: bool = False, state_dir: str | Path | None = None) -> int:
+    """Print all nodes."""
+    with reading(state_dir) as client:
+        found = client.status().nodes
+    if as_json:
+        print(msgspec.json.encode(found).decode(), flush=True)
+    else:
+        node_table.show(found)
+    return 0
 
 
 def show(job: str, *, as_json: bool = False, state_dir: str | Path | None = None) -> int:

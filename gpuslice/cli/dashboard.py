@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gpuslice.verbs import DeviceInfo, JobInfo, SchedulerStatus, SliceInfo
 
-from . import job_table, tables
+from . import job_table, node_table, tables
 from .text_width import one_line
 
 #: What the strips show, up to now, and in how many characters.
@@ -58,6 +58,7 @@ def picture(status: SchedulerStatus, width: int, height: int, notice: str = "") 
     room = max(1, height - _FRAME - len(status.devices) - queues.row_count)
     return Group(
         _headline(status, notice),
+        *(Text(line, style="red") for line in node_table.remarks(status.nodes, only_bad=True)),
         "",
         _devices(status, colours),
         "",

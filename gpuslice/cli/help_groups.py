@@ -23,7 +23,7 @@ GROUPS = (
         "gpuslice up --devices cuda:0 && gpuslice submit train.py",
         ("up", "submit", "wait", "cancel", "suspend", "resume", "migrate", "weight", "down"),
     ),
-    Group("Look", "gpuslice show train-1", ("ps", "show", "top", "logs", "events", "timeline")),
+    Group("Look", "gpuslice show train-1", ("ps", "nodes", "show", "top", "logs", "events", "timeline")),
     Group("Measure", "gpuslice profile train.py", ("profile", "skew", "colocate", "smi")),
     Group("Simulate", "gpuslice sim trace.csv --cluster 2x4 --policy 2das", ("sim", "trace")),
     Group("Machines", "gpuslice keys new DIR", ("keys", "ship")),

@@ -80,7 +80,7 @@ def _row(job: JobInfo) -> Row:
         job.id,
         one_line(job.tenant) or "-",
         job.state,
-        ",".join(_runs(job.devices)) or "-",
+        ",".join(runs(job.devices)) or "-",
         _progress(job),
         tables.duration(job.executed_s),
         one_line(reason(job)),
@@ -111,8 +111,8 @@ def _short(number: int) -> str:
     return str(number)
 
 
-def _runs(devices: Iterable[str]) -> Iterator[str]:
-    """Return ``cuda:0-3`` for four devices that follow each other."""
+def runs(devices: Iterable[str]) -> Iterator[str]:
+    """Yield names of devices, such as ``cuda:0-3`` for four that follow each other."""
     first = last = ""
     for device in devices:
         if first and _follows(last, device):

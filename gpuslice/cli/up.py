@@ -194,6 +194,7 @@ def command(
                 listen=other_nodes.listener(agent_port),
                 lost_after_s=config.parse_duration(node_timeout),
                 replicate_every=replicate_every,
+                say=starter.tell,
             )
             local, names = others.local, others.devices
         if any(name.kind != "null" for name in local):

@@ -14,6 +14,7 @@ from gpuslice.config import load
 from gpuslice.daemon import device_locks, event_log
 from gpuslice.daemon.directory_watch import DirectoryWatch
 from gpuslice.daemon.journal_recovery import continued, open_journal
+from gpuslice.daemon.node_reports import NodeReports
 from gpuslice.daemon.observer import EventObserver
 from gpuslice.daemon.other_nodes import OtherNodes
 from gpuslice.daemon.replicas import Replicas
@@ -111,6 +112,8 @@ def serve(
         _add_housekeeping(scheduler, listeners, len(setup.devices), prestart)
         scheduler.register(signalled, lambda: None)
         overview = Overview(core, observer.job_history, policy=setup.policy, pid=os.getpid())
+        reports = NodeReports() if others is None else others.reports
+        overview.nodes = lambda: reports.nodes(core, remote)
         socket = listeners.client_socket = ClientSocket(
             scheduler, directory, journal, overview, tcp=tcp, grace_s=grace_s
         )

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.lifecycle.events import Event, Noted, Reported, Submitted
+from gpuslice.sched_core.lifecycle.events import Event, NodeFound, NodeLost, Noted, Reported, Submitted
 from gpuslice.sched_core.live.job_history import JobHistory, Phase
 from gpuslice.version import __version__
 from gpuslice.wire import Resumed, Suspended
@@ -47,6 +47,10 @@ class Metrics:
         self._on = Gauge("gpuslice_device_jobs", "Jobs on a device.", ["device"], registry=registry)
         for name in core.devices:
             self._on.labels(str(name)).set(0)
+        up = Gauge("gpuslice_node_up", "1 unless the node is lost.", ["node"], registry=registry)
+        self._up = {node: up.labels(node or "here") for node in {name.node for name in core.devices}}
+        for gauge in self._up.values():
+            gauge.set(1)
         self._submitted = Counter("gpuslice_jobs_submitted_total", "Jobs accepted.", registry=registry)
         self._ended = Counter("gpuslice_jobs_ended_total", "Jobs ended.", ["state"], registry=registry)
         self._missed = Counter(
@@ -89,6 +93,8 @@ class Metrics:
             self._job(event.job, now)
         elif isinstance(event, Noted) and event.what == "deadline_missed":
             self._missed.inc()
+        elif isinstance(event, NodeLost | NodeFound):
+            self._up[event.node].set(isinstance(event, NodeFound))
         for phase in ended:
             self._change(phase, now)
 

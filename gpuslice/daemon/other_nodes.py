@@ -7,7 +7,6 @@ the scheduler goes on when Ray does not.
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,8 +17,10 @@ from msgspec.structs import replace
 from gpuslice.clock import Clock
 from gpuslice.config import load
 from gpuslice.daemon.journal_recovery import has_unfinished_jobs
+from gpuslice.daemon.node_reports import NodeReports, noted
 from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.files import private_directory, replace_file, working_directory
+from gpuslice.node_agents.engine_process import ask
 from gpuslice.node_agents.ssh import parse_host
 from gpuslice.nodes.plan import KEYS, Answer, Config, Found, Host, Remark, Wanted, of_node
 from gpuslice.sched_core.lifecycle.events import Noted
@@ -33,7 +34,6 @@ from gpuslice.types import DeviceName, Word
 _FILE = "nodes.json"
 #: What the transfer of a job is told, in the directory of the nodes.
 _BRING = "bring-{}.json"
-_EXIT_USAGE = 2
 #: The longest wait for an engine that starts, or that ends, what is on the nodes.
 _BEGIN_S, _END_S = 240.0, 30.0
 
@@ -43,6 +43,7 @@ class Known(msgspec.Struct, frozen=True):
 
     nodes: tuple[Found, ...]
     endpoint: Word
+    remarks: tuple[Remark, ...] = ()
 
 
 class OtherNodes:
@@ -66,6 +67,8 @@ class OtherNodes:
         When a node counts as lost of which nothing is heard.
     replicate_every
         One of so many snapshots is copied to another node; 0: none.
+    say
+        Called with what whoever waits for the nodes should know.
 
     Attributes
     ----------
@@ -89,6 +92,7 @@ class OtherNodes:
         listen: str = "",
         lost_after_s: float = LOST_AFTER_S,
         replicate_every: int = 0,
+        say: Callable[[str], object] = lambda text: None,
     ) -> None:
         private_directory(directory, option="--state-dir", parents=True, by_link=True)
         self._directory = directory
@@ -101,7 +105,7 @@ class OtherNodes:
             directory=str(directory),
             ramdisk_dir=load().ramdisk_dir,
         )
-        self._listen = listen
+        self._listen, self._say = listen, say
         self._lost_after_s = lost_after_s
         self.replicate_every = replicate_every
         self.remarks: tuple[Remark, ...] = ()
@@ -111,9 +115,10 @@ class OtherNodes:
         if self._known is None:
             found = self._ask("find", self._wanted)
             self.remarks = found.remarks
-            self._known = Known(found.nodes, "")
+            self._known = Known(found.nodes, "", found.remarks)
             if not self.devices:
                 raise self._unusable(found.remarks)
+        self.reports = NodeReports(self.nodes, self._wanted.working_directory, self._known.remarks)
 
     @property
     def nodes(self) -> tuple[Found, ...]:
@@ -167,12 +172,17 @@ class OtherNodes:
                 if endpoint == fresh:
                     raise
         assert self._remote is not None
-        self._known = Known(self.nodes, self._remote.endpoint)
+        self._remote.judge, self._remote.absent = self.reports.judge, self.reports.absent
+        self._known = replace(self._known, endpoint=self._remote.endpoint)
         server, own = curve.client_keys(keys)
         told = (self._remote.endpoint, server.decode(), own.public.decode(), own.secret.decode())
         self._agents = {
             node.name: Config(
-                node.name, *told, gpus=any(one.kind == "cuda" for one in self._devices_of(node))
+                node.name,
+                *told,
+                gpus=any(one.kind == "cuda" for one in self._devices_of(node)),
+                devices=tuple(map(str, self._devices_of(node))),
+                working_directory=self._wanted.working_directory,
             )
             for node in self.nodes
             if node.name
@@ -208,6 +218,7 @@ class OtherNodes:
         logs = identity(logs_directory(self._directory))  # set aside by now, if the journal is another
         self._agents = {name: replace(config, logs=logs) for name, config in self._agents.items()}
         self._write(self._known)
+        self.reports.note = note
         self._tell(self.remarks, warn, note)
         try:
             begun = self._ask("begin", self._present())
@@ -223,10 +234,12 @@ class OtherNodes:
             raise self._unusable(own or begun.remarks)
         self._tell(begun.remarks, warn, note)
         self.remarks += begun.remarks
+        self.reports.add(begun.remarks)
         assert self._remote is not None
         for node in self.nodes:
             if node.name not in kept and node.name:
                 self._remote.give_up(node.name)
+        self._remote.await_all()
 
     def _tell(
         self, remarks: Sequence[Remark], warn: Callable[[str], None], note: Callable[[Noted], object]
@@ -234,8 +247,7 @@ class OtherNodes:
         """Tell people about nodes, now and in the events."""
         for one in remarks:
             warn(str(one))
-            what = "node_left_out" if one.left_out else "node_remark"
-            note(Noted(what, "", {"node": one.node or "here", "reason": one.reason, "remedy": one.remedy}))
+            note(noted(one))
 
     def end(self, warn: Callable[[str], None]) -> None:
         """End what is left on the nodes of agents that were told to leave, and forget their keys."""
@@ -272,27 +284,7 @@ class OtherNodes:
 
     def _ask(self, word: str, wanted: Wanted, limit_s: float = _BEGIN_S) -> Answer:
         """Ask Ray or ssh for something by a process of its own. Return the answer."""
-        try:
-            process = subprocess.run(
-                [sys.executable, "-m", "gpuslice.node_agents.agents", word],
-                input=msgspec.json.encode(wanted),
-                capture_output=True,
-                check=False,
-                timeout=limit_s,
-            )
-        except subprocess.TimeoutExpired as error:
-            engine = "ssh" if wanted.hosts else "Ray"
-            raise EnvironmentUnusableError(
-                f"{engine} has not answered within {limit_s:g} s",
-                "see whether the head of the cluster runs: `ray status`"
-                if engine == "Ray"
-                else "see whether the machines answer",
-            ) from error
-        if process.returncode == 0:
-            return msgspec.json.decode(process.stdout, type=Answer)
-        lines = process.stderr.decode(errors="replace").strip().splitlines()[-2:] or ["it said nothing"]
-        kind = UsageError if process.returncode == _EXIT_USAGE else EnvironmentUnusableError
-        raise kind(lines[0], "".join(lines[1:]))
+        return ask(word, wanted, limit_s, self._say)
 
     def _read(self) -> Known | None:
         """Return what the last scheduler knew. Return None if all its jobs have ended."""

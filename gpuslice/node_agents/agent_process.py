@@ -19,6 +19,7 @@ from gpuslice.errors import GpusliceError
 from gpuslice.nodes.plan import Config
 from gpuslice.sched_core.jobs.program import Program
 
+from . import preflight
 from .own_terms import problem, translated
 
 CONFIG, LOG = "agent.json", "agent.log"
@@ -53,12 +54,30 @@ def main(directory: Path, *, by_stdin: bool = False) -> None:
         environ=_environ(known),
         adapt=_adapted,
         serve=lambda channel: _serve(channel, known, directory),
+        facts=_Facts(known).encoded,
     ) as agent:
         if agent.run(receiving):
             _discard(directory)
             (directory / CONFIG).unlink(missing_ok=True)
         elif by_stdin:
             sys.exit(_STOPPED)
+
+
+class _Facts:
+    """What this node has: looked at in full once, and again as far as it may change."""
+
+    def __init__(self, known: Config) -> None:
+        self._known = known
+        self._facts: preflight.Facts | None = None
+
+    def encoded(self) -> bytes:
+        """Return what the node has, as JSON."""
+        known = self._known
+        if self._facts is None:
+            self._facts = preflight.look(known.devices, known.working_directory)
+        else:
+            self._facts = preflight.look_again(self._facts, known.working_directory)
+        return msgspec.json.encode(self._facts)
 
 
 def _adapted(program: Program) -> tuple[Program, str]:

@@ -8,8 +8,10 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuslice import config
 from gpuslice.errors import GpusliceError
@@ -75,7 +77,7 @@ def look(devices: Sequence[str], directory: str) -> Facts:
         ramdisk, nbytes = _ramdisk(needed=any(not one.startswith("null") for one in devices))
     except GpusliceError as error:
         problems.append((error.message, error.remedy or ""))
-    there, lacks = _devices(devices)
+    there, lacks = _devices(devices) if devices else ((), ())
     return Facts(
         python=sys.executable,
         python_version=".".join(platform.python_version_tuple()[:2]),
@@ -86,6 +88,20 @@ def look(devices: Sequence[str], directory: str) -> Facts:
         devices=there,
         problems=tuple(problems),
         lacks=lacks,
+        has_directory=os.path.isdir(directory),
+        unix_s=time.time(),
+    )
+
+
+def look_again(facts: Facts, directory: str) -> Facts:
+    """Return ``facts``, with what may have changed meanwhile: room, clock, versions and ``directory``."""
+    status = None
+    with suppress(OSError):
+        status = os.statvfs(facts.ramdisk)
+    return replace(
+        facts,
+        torch=_version("torch"),
+        ramdisk_bytes=0 if status is None else status.f_bavail * status.f_frsize,
         has_directory=os.path.isdir(directory),
         unix_s=time.time(),
     )
@@ -151,21 +167,21 @@ def judge(
     """
     if not node.name:
         found = [Remark("", lack, left_out=False) for lack in here.lacks]
-        return msgspec.structs.replace(node, devices=here.devices, python=here.python), found
+        return replace(node, devices=here.devices, python=here.python), found
     if isinstance(there, GpusliceError):
         return None, [Remark(node.name, there.message, there.remedy)]
     if isinstance(there, Exception):
         last = str(there).strip().splitlines()[-1:] or [type(there).__name__]
         remedy = f"install gpuslice {here.gpuslice} in the Python that is used there"
         return None, [Remark(node.name, f"gpuslice cannot run there: {last[0]}", remedy)]
-    remarks = _compare(node.name, here, there, wanted.working_directory, there.unix_s - heard_s)
+    remarks = compare(node.name, here, there, wanted.working_directory, there.unix_s - heard_s)
     if any(one.left_out for one in remarks):
         return None, remarks
-    return msgspec.structs.replace(node, devices=there.devices, python=there.python), remarks
+    return replace(node, devices=there.devices, python=there.python), remarks
 
 
-def _compare(name: Label, here: Facts, there: Facts, directory: str, clock_s: float) -> list[Remark]:
-    """Return what people should know about node ``name``; the first that leaves it out, or all that do not.
+def compare(name: Label, here: Facts, there: Facts, directory: str, clock_s: float) -> list[Remark]:
+    """Return what people should know about node ``name``: the first that leaves it out, or all that do not.
 
     Parameters
     ----------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError, NodeLostError, UsageError
-from gpuslice.nodes.plan import Answer, Found, Remark, Wanted, of_node
+from gpuslice.nodes.plan import SAID, Answer, Found, Remark, Wanted, of_node
 from gpuslice.nodes.ray_nodes import Node, call, options_on, ray_module, result
 from gpuslice.nodes.routes import Boundaries, boundaries, decode
 from gpuslice.nodes.shipping import bring
@@ -30,6 +31,8 @@ _DIGITS = 8
 _READY_S = 60.0
 #: Longest wait for agents that are told to leave by their actors.
 _LEAVE_S = 12.0
+#: A longer wait is told of.
+_SAY_S = 5.0
 _LOOK_AGAIN_S = 0.05
 
 
@@ -77,9 +80,9 @@ class RayEngine:
         for node, actor in [(node, _begin(wanted, node)) for node in present.values()]:
             try:
                 _await_ready(wanted, node, actor, ends_s)
-            except GpusliceError as error:
+            except Exception as error:  # noqa: BLE001 - whatever is wrong there, the others can be used
                 _end(wanted, node)  # or its agent might come when nobody expects it
-                remarks.append(Remark(node.name, error.message, error.remedy))
+                remarks.append(_remark(node, error))
             else:
                 begun.append(node)
         return Answer(tuple(begun), tuple(remarks))
@@ -156,6 +159,14 @@ def _looked(wanted: Wanted, nodes: Sequence[Found]) -> list[tuple[Found, preflig
     )
 
 
+def _remark(node: Found, error: Exception) -> Remark:
+    """Return that ``node`` is left out because of ``error``, in a line."""
+    if isinstance(error, GpusliceError):
+        return Remark(node.name, error.message, error.remedy)
+    last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+    return Remark(node.name, f"its agent cannot be started by Ray: {last[0]}", "Ray's logs there say more")
+
+
 def _is_wanted(wanted: Wanted, node: Found) -> bool:
     return not node.name or node.name not in wanted.without
 
@@ -163,6 +174,13 @@ def _is_wanted(wanted: Wanted, node: Found) -> bool:
 def _await_ready(wanted: Wanted, node: Found, actor: Any, ends_s: float) -> None:
     """Wait for the agent that an actor keeps. Raise what keeps it from running."""
     ready = actor.ready.remote()
+    soon_s = min(_SAY_S, _until(ends_s))
+    if not ray_module().wait([ready], timeout=soon_s)[0]:
+        sys.stderr.write(
+            f"{SAID}waits until Ray gives node {node.name or node.ray_name} to gpuslice, at most "
+            f"{_READY_S:g} s; `ray status` shows who has its devices\n"
+        )
+        sys.stderr.flush()
     if not ray_module().wait([ready], timeout=_until(ends_s))[0]:
         raise EnvironmentUnusableError(
             f"Ray does not give node {node.name or node.ray_name} to gpuslice within {_READY_S:g} s",

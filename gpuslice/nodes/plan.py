@@ -10,6 +10,8 @@ from gpuslice.types import Label, PathText, Word
 
 #: The directory of keys, in that of the scheduler.
 KEYS = "node-keys"
+#: What a line on an engine's stderr begins with that is to be told to people at once.
+SAID = "gpuslice-says "
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -95,6 +97,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         True if its devices are GPUs.
     logs
         What the scheduler's logs are known by: those of a node are set aside with them.
+    devices, working_directory
+        What is shared there, and where jobs are likely to be submitted: the agent looks if they are there.
     """
 
     name: Label
@@ -104,6 +108,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret: Word
     gpus: bool = False
     logs: Word = ""
+    devices: tuple[Word, ...] = ()
+    working_directory: PathText = ""
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

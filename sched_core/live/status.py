@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -11,7 +11,7 @@ from gpuslice.sched_core.jobs import places
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.types import shortened
-from gpuslice.verbs import DeviceInfo, JobInfo, SchedulerStatus, SliceInfo
+from gpuslice.verbs import DeviceInfo, JobInfo, NodeInfo, SchedulerStatus, SliceInfo
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
 from .blockers import Blockers
@@ -40,6 +40,8 @@ class Overview:
         self._core = core
         self._job_history = job_history
         self._about = (policy, pid)
+        #: Returns the nodes.
+        self.nodes: Callable[[], tuple[NodeInfo, ...]] = tuple
 
     def status(self, after: int, now_s: float, endpoints: tuple[str, ...] = ()) -> SchedulerStatus:
         """Return the status of everything, with the jobs that follow the first ``after``."""
@@ -57,6 +59,7 @@ class Overview:
             jobs=tuple(self._some(jobs[after : after + JOBS_AT_ONCE], now_s)),
             job_count=len(jobs),
             endpoints=endpoints,
+            nodes=self.nodes(),
         )
 
     def _some(self, jobs: Sequence[Gang], now_s: float) -> Iterator[JobInfo]:

@@ -63,6 +63,8 @@ _LOOK_MS = 200
 _AGAIN_MS = 200
 _LINGER_MS = 1000
 _AGAIN_AT_MOST_MS = 2000
+#: Interval at which the scheduler is told what this node has.
+_FACTS_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -86,6 +88,8 @@ class NodeAgent:
         Returns a job's program as it is started on this node, and why it cannot be; empty if it can.
     serve
         Called with a channel, to start a process that sends or receives snapshots over it.
+    facts
+        Returns what this node has, for the scheduler to judge whether it can be used.
 
     Raises
     ------
@@ -105,6 +109,7 @@ class NodeAgent:
         environ: Mapping[str, str] | None = None,
         adapt: Callable[[Program], tuple[Program, str]] = lambda program: (program, ""),
         serve: Callable[[str], object] = lambda channel: None,
+        facts: Callable[[], bytes] = bytes,
         clock: Clock | None = None,
     ) -> None:
         private_directory(directory, option="--state-dir", parents=True)
@@ -116,6 +121,7 @@ class NodeAgent:
         self._adapt = adapt
         self._name = name
         self._serve = serve
+        self._facts = facts
         self._clock = clock or MonotonicClock()
         self._scheduler = endpoint
         self._lease = Lease(directory, rank_endpoint(directory))
@@ -160,7 +166,7 @@ class NodeAgent:
         bool
             True if it was told to leave.
         """
-        beat_s = 0.0
+        beat_s = facts_s = 0.0
         while not self._left:
             poller = zmq.Poller()
             for source in (self._socket, self._monitor, stopped):
@@ -178,9 +184,11 @@ class NodeAgent:
                 self._lease.renew_if_refused(self._scheduler)
                 continue
             self._session.attend()
-            if self._clock.now() >= beat_s:
-                self._send(Beat(beat=self._lease.sent()))
+            if (now := self._clock.now()) >= beat_s:
+                told = now >= facts_s
+                self._send(Beat(beat=self._lease.sent(), facts=self._facts() if told else b""))
                 beat_s = self._clock.now() + BEAT_S
+                facts_s = now + _FACTS_S if told else facts_s
         return True
 
     def _follow(self) -> None:
@@ -202,7 +210,8 @@ class NodeAgent:
             self._socket.recv()
         self._session = _Session(self._directory, self._start, self._clock, self._send)
         running = self._session.running()
-        self._send(Joined(version=VERSION, beat=self._lease.sent(), running=running))
+        facts = self._facts()
+        self._send(Joined(version=VERSION, beat=self._lease.sent(), running=running, facts=facts))
 
     def _start(self, node: LocalNode, order: Start) -> None:
         """Start a job's command, if that is possible on this node."""

@@ -120,12 +120,13 @@ class Leave(NodeMessage, tag="leave", frozen=True):
 class Joined(NodeMessage, tag="joined", frozen=True):
     """First message of an agent on every connection; ``running`` are the jobs whose commands run here.
 
-    It counts as a beat.
+    It counts as a beat. ``facts`` says what the node has, in words that only its two ends know.
     """
 
     version: Count
     beat: Count
     running: tuple[JobName, ...]
+    facts: bytes = b""
 
 
 class FromRank(NodeMessage, tag="from_rank", frozen=True):
@@ -171,9 +172,10 @@ class Left(NodeMessage, tag="left", frozen=True):
 
 
 class Beat(NodeMessage, tag="beat", frozen=True):
-    """Report: the node is there, with no news."""
+    """Report: the node is there, with no news; at times also what it has, as in ``Joined``."""
 
     beat: Count
+    facts: bytes = b""
 
 
 ToNode = Start | FindPort | Find | WatchRank | ToRank | End | Stored | Heard | Rejoin | Serve | Leave

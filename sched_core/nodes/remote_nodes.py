@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from math import inf
 from pathlib import Path
 
 import zmq
@@ -51,6 +52,10 @@ LOST_AFTER_S = 60.0
 _MESSAGES_AT_ONCE = 200
 #: Longest wait for an agent's answer that it leaves.
 _DISMISS_S = 10.0
+#: An agent that has not joined for so long will hardly do so by itself.
+COME_S = 8.0
+#: A node that does not fit is looked at again after so long.
+_JUDGE_AGAIN_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -65,15 +70,28 @@ class RemoteNode:
         Time of its last message, or since when a scheduler listens.
     running
         The jobs that its agent has found when it joined.
+    misfit
+        Why the node cannot be used although its agent answers; empty if it can.
+    came
+        True if its agent has joined since a scheduler listens.
     """
 
     def __init__(self, name: str, send: Callable[[str, ToNode], object], logs: LogCopies, now: float) -> None:
         self.name = name
-        self.joined = False
+        self.joined = self.came = False
+        self.misfit = ""
+        self._judged_s = -inf
         self.running: tuple[str, ...] = ()
         self.heard_s = now
         self._to = send
         self._logs = logs
+
+    def may_rejoin(self, now: float) -> bool:
+        """Return True if its agent may join anew: if it did not fit, only after a while."""
+        if self.misfit and now - self._judged_s < _JUDGE_AGAIN_S:
+            return False
+        self._judged_s = now
+        return True
 
     def launch(self, job: str, program: Program, environ: Mapping[str, str], attempt: int) -> None:
         """Start the command of ``job`` there."""
@@ -132,6 +150,11 @@ class RemoteNodes:
         To be polled; ``receive`` and ``authenticator.answer`` are to be called when they can be read.
     changed
         Called with a node when it has joined, also after it was lost, and when it counts as lost.
+    judge
+        Called with a node's name and what its agent says that it has, and whether the agent joins with it.
+        Returns why the node cannot be used; empty if it can.
+    absent
+        Called with the name of a node whose agent has not joined in time.
     """
 
     def __init__(
@@ -155,6 +178,10 @@ class RemoteNodes:
         self.nodes: dict[str, RemoteNode] = {}
         self._lost: list[RemoteNode] = []
         self.changed: Callable[[RemoteNode], object] = lambda node: None
+        self.judge: Callable[[str, bytes, bool], str] = lambda name, facts, joins: ""
+        self.absent: Callable[[str], object] = lambda name: None
+        #: Since when agents are awaited of whom nothing was ever heard. None: not yet.
+        self._awaited_s: float | None = None
 
     @property
     def endpoint(self) -> str:
@@ -205,9 +232,17 @@ class RemoteNodes:
             except GpusliceError as error:
                 _log.warning("rejected a message of node %s: %s", name, error)
 
+    def await_all(self) -> None:
+        """Note that an agent was started on each node, and should join soon."""
+        self._awaited_s = self._clock.now()
+
     def attend(self) -> None:
-        """Report nodes that have been silent for too long."""
+        """Report nodes that have been silent for too long, or whose agents have not joined in time."""
         now = self._clock.now()
+        if self._awaited_s is not None and now - self._awaited_s >= COME_S:
+            self._awaited_s = None
+            for node in [node for node in self.nodes.values() if not node.came and node not in self._lost]:
+                self.absent(node.name)
         for node in self.nodes.values():
             if now - node.heard_s >= self._lost_after_s and node not in self._lost:
                 node.joined = False
@@ -218,7 +253,13 @@ class RemoteNodes:
     def next_deadline_s(self) -> float | None:
         """When ``attend`` must be called, even if nothing happens; None for never."""
         awaited = [node.heard_s for node in self.nodes.values() if node not in self._lost]
-        return min(awaited) + self._lost_after_s if awaited else None
+        come_s = inf if self._awaited_s is None else self._awaited_s + COME_S
+        due_s = min(min(awaited, default=inf) + self._lost_after_s, come_s)
+        return None if due_s == inf else due_s
+
+    def silent_s(self, node: RemoteNode) -> float:
+        """Return for how long nothing was heard of ``node``."""
+        return self._clock.now() - node.heard_s
 
     def give_up(self, name: str) -> None:
         """Count a node without an agent as lost at once, until its agent joins."""
@@ -249,7 +290,7 @@ class RemoteNodes:
             self._join(node, message)
             return
         if not node.joined:  # of a connection that is over, or one that we took to be
-            if isinstance(message, Beat):
+            if isinstance(message, Beat) and node.may_rejoin(self._clock.now()):
                 self._send(node.name, Rejoin())
             return
         node.heard_s = self._clock.now()
@@ -269,13 +310,23 @@ class RemoteNodes:
             case Left():
                 node.joined = False
             case Beat():
+                if message.facts:
+                    self.judge(node.name, message.facts, False)
                 self._answer(node, message)
 
     def _join(self, node: RemoteNode, message: Joined) -> None:
+        node.came = True
         if message.version != VERSION:
             raise RemoteProtocolError(
                 f"version {message.version} is not {VERSION}", "run the same gpuslice on all nodes"
             )
+        node.misfit = self.judge(node.name, message.facts, True)
+        if node.misfit:
+            # Its lease is not renewed: what runs there stops before it may be started elsewhere.
+            node.joined = False
+            if not message.running:
+                self.give_up(node.name)
+            return
         node.joined, node.heard_s, node.running = True, self._clock.now(), message.running
         if node not in self._lost:
             self._answer(node, message)

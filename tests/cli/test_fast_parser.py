@@ -124,7 +124,7 @@ def test_everything_that_a_quick_command_takes_is_declared(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(fast_parser.COMMANDS))
 def test_nothing_heavy_is_imported_for_an_answer(name: str) -> None:
     words = {"run": ["x"], "submit": ["x"], "migrate": ["j", "--to", "d"], "weight": ["j", "2"]}
-    line = words.get(name, [] if name in ("ps", "events", "down", "smi") else ["j"])
+    line = words.get(name, [] if name in ("ps", "nodes", "events", "down", "smi") else ["j"])
     code = (
         "import sys\n"
         "from gpuslice.cli import COMMANDS, fast_parser\n"

@@ -11,6 +11,8 @@ import msgspec
 import psutil
 import pytest
 
+from gpuslice.verbs import NodeInfo
+
 from ...cli.conftest import Shell
 from ...cli.waiting import until
 from ...patience import PATIENCE_S
@@ -46,6 +48,10 @@ def devices(shell: Shell) -> list[str]:
 def notes(shell: Shell, what: str) -> list[dict[str, object]]:
     events = [msgspec.json.decode(line) for line in shell("events", "--json").splitlines()]
     return [event["details"] for event in events if event["what"] == what]
+
+
+def nodes(shell: Shell) -> dict[str, NodeInfo]:
+    return {one.name: one for one in msgspec.json.decode(shell("nodes", "--json"), type=list[NodeInfo])}
 
 
 def gone(pid: int) -> None:
@@ -110,6 +116,11 @@ def test_a_machine_that_ssh_does_not_reach_is_left_out_by_name(shell: Shell, mac
     assert left_out.keys() == {"c", "d"}
     assert "Permission denied (publickey)" in str(left_out["c"]["reason"])
     assert "ssh -o BatchMode=yes two true" in str(left_out["c"]["remedy"])
+    found = nodes(shell)
+    others = {name: node.state for name, node in found.items() if name != "b"}
+    assert others == {"here": "up", "c": "left out", "d": "left out"}
+    assert "Permission denied (publickey)" in found["c"].reason
+    assert "node c is left out: ssh cannot log in to two" in shell("ps")
     shell("down")
 
 

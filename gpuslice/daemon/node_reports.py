@@ -1,0 +1,157 @@
+"""What is known of each node, for people: what its agent says that it has, and why it is left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from gpuslice.node_agents import preflight
+from gpuslice.nodes.plan import Found, Remark
+from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.lifecycle.events import Noted
+from gpuslice.sched_core.nodes.remote_nodes import COME_S, RemoteNode, RemoteNodes
+from gpuslice.verbs import NodeInfo
+
+#: A node of which nothing is heard for so long is called silent; agents beat once a second.
+SILENT_S = 3.0
+#: What the scheduler's own node is called.
+HERE = "here"
+
+
+def noted(remark: Remark) -> Noted:
+    """Return the event that tells of ``remark``."""
+    what = "node_left_out" if remark.left_out else "node_remark"
+    details = {"node": remark.node or HERE, "reason": remark.reason, "remedy": remark.remedy}
+    return Noted(what, "", details)
+
+
+class NodeReports:
+    """The reports of all nodes, and the judgement of those that join.
+
+    Parameters
+    ----------
+    nodes
+        Those that the scheduler uses, its own first; empty: there is only that.
+    working_directory
+        Where jobs are likely to be submitted.
+    remarks
+        What the preflight found, of nodes that are left out, too.
+
+    Attributes
+    ----------
+    note
+        Called with each event that people should know.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Found] = (), working_directory: str = "", remarks: Iterable[Remark] = ()
+    ) -> None:
+        self.note: Callable[[Noted], object] = lambda note: None
+        self._nodes = [node.name for node in nodes] or [""]
+        self._directory = working_directory
+        self._here: preflight.Facts | None = None
+        self._facts: dict[str, preflight.Facts] = {}
+        self._clocks_s: dict[str, float] = {}
+        self._remarks: dict[str, list[Remark]] = {}
+        self.add(remarks)
+
+    def add(self, remarks: Iterable[Remark]) -> None:
+        """Keep ``remarks``, which people have been told."""
+        for one in remarks:
+            self._remarks.setdefault(one.node, []).append(one)
+
+    def judge(self, name: str, written: bytes, joins: bool) -> str:
+        """Take what the agent of node ``name`` says that it has. Return why the node cannot be used.
+
+        Only an agent that ``joins`` is judged. An agent that says nothing fits.
+        """
+        if not written:
+            return ""
+        try:
+            facts = msgspec.json.decode(written, type=preflight.Facts)
+        except msgspec.DecodeError as error:
+            remedy = "install the same gpuslice there, and start the scheduler again"
+            found = [Remark(name, f"its gpuslice answers as another version does: {error}", remedy)]
+        else:
+            self._facts[name], self._clocks_s[name] = facts, facts.unix_s - time.time()
+            if not joins:
+                return ""
+            found = preflight.compare(name, self.here(), facts, self._directory, self._clocks_s[name])
+        self._replace(name, found)
+        return next((one.reason for one in found if one.left_out), "")
+
+    def absent(self, name: str) -> None:
+        """Tell that the agent of node ``name`` was started and has not come."""
+        remedy = (
+            "its log there says why; let TCP through to the scheduler's port for agents, which --agent-port "
+            "pins"
+        )
+        self._replace(name, [Remark(name, f"its agent has not come within {COME_S:g} s", remedy)])
+
+    def here(self) -> preflight.Facts:
+        """Return what this node has now."""
+        if self._here is None:
+            self._here = preflight.look((), self._directory)
+        else:
+            self._here = preflight.look_again(self._here, self._directory)
+        return self._here
+
+    def nodes(self, core: Core, remote: RemoteNodes | None) -> tuple[NodeInfo, ...]:
+        """Return all nodes, those included that were left out, with what is known of them now."""
+        others = {} if remote is None else remote.nodes
+        names = list(dict.fromkeys([*self._nodes, *self._remarks]))
+        return tuple(self._info(name, core, others.get(name), remote) for name in names)
+
+    def _info(self, name: str, core: Core, node: RemoteNode | None, remote: RemoteNodes | None) -> NodeInfo:
+        facts = self.here() if not name else self._facts.get(name)
+        silent_s = None if node is None or remote is None else remote.silent_s(node)
+        state, said = self._state(name, node, silent_s, core.state.nodes.lost), self._remarks.get(name, [])
+        return NodeInfo(
+            name=name or HERE,
+            devices=tuple(str(device) for device in core.devices if device.node == name),
+            state=state,
+            jobs=_jobs_on(core, name),
+            heard_s=silent_s if node is None or node.came else None,
+            version=None if facts is None else facts.gpuslice,
+            ramdisk_free_bytes=None if facts is None else facts.ramdisk_bytes,
+            clock_s=self._clocks_s.get(name),
+            reason="; ".join(one.reason for one in said),
+            remedy="; ".join(one.remedy for one in said if one.remedy),
+        )
+
+    def _state(self, name: str, node: RemoteNode | None, silent_s: float | None, lost: frozenset[str]) -> str:
+        if not name:
+            return "up"
+        if node is None or node.misfit:
+            return "left out"
+        if name in lost:
+            return "lost" if node.came else "left out"
+        if not node.came:
+            return "starting"
+        return "silent" if not node.joined or (silent_s or 0.0) > SILENT_S else "up"
+
+    def _replace(self, name: str, found: list[Remark]) -> None:
+        """Keep what was ``found`` of a node instead of what was before; tell what is new."""
+        before = {_gist(one) for one in self._remarks.pop(name, [])}
+        if found:
+            self._remarks[name] = found
+        for one in found:
+            if _gist(one) not in before:
+                self.note(noted(one))
+
+
+def _gist(remark: Remark) -> tuple[bool, str]:
+    """Return what makes a remark another one, without the numbers that change all the time."""
+    return remark.left_out, "".join(sign for sign in remark.reason if not sign.isdigit())
+
+
+def _jobs_on(core: Core, name: str) -> tuple[str, ...]:
+    """Return the jobs that have processes on node ``name``."""
+    nodes = core.state.nodes
+    return tuple(
+        job.id
+        for job in core.jobs.values()
+        if not job.processes_gone and name in nodes.named(tuple(set(job.nodes)))
+    )
