@@ -124,6 +124,7 @@ def serve(
         if others is not None:
             others.begin(warn, lambda note: scheduler.set_aside([note]))
             listeners.replicas = _replicas(scheduler, others, remote)
+            others.keep()
         _collect_ramdisk(setup)
         ready(socket)
         _defer_garbage_collection()
@@ -132,6 +133,7 @@ def serve(
         if socket.shut_down:
             _discard_snapshots(directory)
             if others is not None and remote is not None:
+                others.leave()
                 remote.dismiss()
                 others.end(lambda text: event_log.tell("message", text))
         socket.close()

@@ -55,6 +55,8 @@ class NodeReports:
         self._facts: dict[str, preflight.Facts] = {}
         self._clocks_s: dict[str, float] = {}
         self._remarks: dict[str, list[Remark]] = {}
+        #: Why no agent could be started on a node that is silent; written by another thread.
+        self._missed: dict[str, str] = {}
         self.add(remarks)
 
     def add(self, remarks: Iterable[Remark]) -> None:
@@ -90,6 +92,10 @@ class NodeReports:
         )
         self._replace(name, [Remark(name, f"its agent has not come within {COME_S:g} s", remedy)])
 
+    def missed(self, name: str, reason: str) -> None:
+        """Note why no agent can be started on node ``name``, which is silent; empty: one runs there."""
+        self._missed[name] = reason
+
     def here(self) -> preflight.Facts:
         """Return what this node has now."""
         if self._here is None:
@@ -108,6 +114,8 @@ class NodeReports:
         facts = self.here() if not name else self._facts.get(name)
         silent_s = None if node is None or remote is None else remote.silent_s(node)
         state, said = self._state(name, node, silent_s, core.state.nodes.lost), self._remarks.get(name, [])
+        if (missed := self._missed.get(name, "")) and state != "up":
+            said = [*said, Remark(name, missed)]
         return NodeInfo(
             name=name or HERE,
             devices=tuple(str(device) for device in core.devices if device.node == name),

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from gpuslice.clock import Clock
 from gpuslice.config import load
+from gpuslice.daemon.agent_revival import AgentRevival
 from gpuslice.daemon.journal_recovery import has_unfinished_jobs
 from gpuslice.daemon.node_reports import NodeReports, noted
 from gpuslice.errors import EnvironmentUnusableError, UsageError
@@ -111,6 +112,7 @@ class OtherNodes:
         self.remarks: tuple[Remark, ...] = ()
         self._remote: RemoteNodes | None = None
         self._agents: dict[str, Config] = {}
+        self._revival: AgentRevival | None = None
         self._known = self._read()
         if self._known is None:
             found = self._ask("find", self._wanted)
@@ -248,6 +250,22 @@ class OtherNodes:
         for one in remarks:
             warn(str(one))
             note(noted(one))
+
+    def keep(self) -> None:
+        """Start agents by ssh, from now on, on nodes that have lost theirs."""
+        if self._wanted.hosts:
+            assert self._remote is not None
+            self._revival = AgentRevival(self._revive, self._remote, self.reports)
+            self._revival.start()
+
+    def leave(self) -> None:
+        """Start no more agents."""
+        if self._revival is not None:
+            self._revival.end()
+
+    def _revive(self, names: Sequence[str]) -> Answer:
+        nodes = tuple(node for node in self.nodes if node.name in ("", *names))
+        return self._ask("begin", replace(self._present(), nodes=nodes))
 
     def end(self, warn: Callable[[str], None]) -> None:
         """End what is left on the nodes of agents that were told to leave, and forget their keys."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from gpuslice.verbs import NodeInfo
+from gpuslice.version import __version__
 
 from ...cli.conftest import Shell
 from ...cli.waiting import until
@@ -52,6 +54,14 @@ def notes(shell: Shell, what: str) -> list[dict[str, object]]:
 
 def nodes(shell: Shell) -> dict[str, NodeInfo]:
     return {one.name: one for one in msgspec.json.decode(shell("nodes", "--json"), type=list[NodeInfo])}
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    """Wait until something is true."""
+    ends_s = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < ends_s
+        time.sleep(0.2)
 
 
 def gone(pid: int) -> None:
@@ -121,6 +131,29 @@ def test_a_machine_that_ssh_does_not_reach_is_left_out_by_name(shell: Shell, mac
     assert others == {"here": "up", "c": "left out", "d": "left out"}
     assert "Permission denied (publickey)" in found["c"].reason
     assert "node c is left out: ssh cannot log in to two" in shell("ps")
+    shell("down")
+
+
+def test_a_machine_that_has_lost_agent_and_keeper_gets_others(shell: Shell, machines: Machines) -> None:
+    up(shell, "--node", "b=one", "--devices", "b/null:1")
+    job = shell.submit(shell.directory / "enough")
+    client = shell.client()
+    begun = until(client, job, lambda one: one.steps > 0)
+    before = nodes(shell)["b"]
+    assert (before.state, before.jobs, before.version) == ("up", (job,), __version__)
+    first = machines.agent("one", "b")
+    machines.break_down("one", "ssh: connect to host one port 22: No route to host")
+    for pid in (machines.keeper("one", "b"), first):
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: "No route to host" in nodes(shell)["b"].reason)
+    machines.mend("one")
+    until(client, job, lambda one: one.steps > begun.steps + 50)
+    eventually(lambda: nodes(shell)["b"].state == "up" and nodes(shell)["b"].reason == "")
+    assert machines.agent("one", "b") != first
+    (shell.directory / "enough").touch()
+    ended = client.wait(job, PATIENCE_S)
+    assert ended is not None
+    assert (ended.state, ended.restarts) == ("succeeded", 0)
     shell("down")
 
 
