@@ -168,7 +168,7 @@ class Moves:
             self._plan.unassign(moved, now)
         for moved, devices, shared in moves:
             if devices:
-                self._plan.assign(moved, devices, now, shared=shared)
+                self._plan.assign(moved, devices, now, shared=shared, as_named=moved is job)
                 self.granted(moved, moved=True)
         self._plan.start_again()
 

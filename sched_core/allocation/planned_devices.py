@@ -28,9 +28,11 @@ class PlannedDevices:
     def __init__(self, state: State, view: View, waits: Waits) -> None:
         self._state, self._view, self._waits = state, view, waits
 
-    def assign(self, job: Gang, devices: Sequence[int], now: float, *, shared: bool) -> None:
-        """Enter ``devices`` in the ledger for ``job``, which has none."""
-        devices = self._state.nodes.in_order(devices)
+    def assign(
+        self, job: Gang, devices: Sequence[int], now: float, *, shared: bool, as_named: bool = False
+    ) -> None:
+        """Enter ``devices`` in the ledger for ``job``, which has none; nodes in order, or ``as_named``."""
+        devices = self._state.nodes.in_order(devices, as_named=as_named)
         self._state.ledger.grant(job, devices, shared=shared, plan=Plan())
         self._waits.end(job, now)
         job.assign(tuple(devices))

@@ -109,12 +109,16 @@ class NodeMap:
                 f"nothing is heard of node {names}", "name devices of other nodes, or wait for it"
             )
 
-    def in_order(self, devices: Sequence[int]) -> Sequence[int]:
-        """Return ``devices`` sorted by node, since launchers number the ranks of each node in a row.
+    def in_order(self, devices: Sequence[int], *, as_named: bool = False) -> Sequence[int]:
+        """Return ``devices`` node by node, since launchers number the ranks of each node in a row.
 
-        On each node they stay in their order: a state may be able to come back only to its own device.
+        The nodes are in their own order, or in the one in which ``devices`` name them. On each node devices
+        stay in their order: a state may be able to come back only to its own device.
         """
-        return devices if self.single else sorted(devices, key=self.whole.node_of.__getitem__)
+        if self.single:
+            return devices
+        nodes = self.of(devices) if as_named else self.numbers
+        return sorted(devices, key=lambda device: nodes.index(self.whole.node_of[device]))
 
     # Where the processes and the state of a job are.
 

@@ -9,10 +9,11 @@ from gpuslice import wire
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.lifecycle.events import Submitted
+from gpuslice.sched_core.lifecycle.events import Moved, Submitted
 from gpuslice.sched_core.policy import Migrate, Plan, Start, Suspend
 
 from .driver import PROGRAM, Driver, Scripted, refused, suspended, told
+from .relocating import NODES
 
 WHY = "float32 [5] cannot move to another device: C++ code refers to it"
 
@@ -138,3 +139,12 @@ def test_a_bound_rank_keeps_its_device_when_its_job_grows_on_one_of_several_node
         (0, "null:1"),
         (1, "null:0"),
     ]
+
+
+def test_devices_that_an_owner_names_keep_the_order_of_their_nodes() -> None:
+    driver = Driver(2, None, NODES)
+    driver.submit("a", 2)
+    driver.do(Moved("a", ("b/null:0", "null:1")))
+    driver.hello("a")
+    job = driver.core.jobs["a"]
+    assert job.placement == (2, 1)
