@@ -98,6 +98,9 @@ class Job:
     within
         Nodes of which one must have all of its devices; empty if it may have any. The live core sets this for
         elastic jobs where processes cannot be on two nodes.
+    stays_on
+        The node that is to have all of its devices for now, because a move costs more than it is worth; None:
+        any. The live core sets it for policies that look at it (``policy.KeepsToNodes``).
     number
         Order of arrival, from 0.
     placement
@@ -149,6 +152,7 @@ class Job:
         "since_s",
         "skew",
         "spec",
+        "stays_on",
         "within",
     )
 
@@ -159,6 +163,7 @@ class Job:
         self.least = spec.least_devices or spec.devices
         self.most = max(spec.most_devices or spec.devices, self.least)
         self.within: tuple[int, ...] = ()
+        self.stays_on: int | None = None
         self.number = number
         self.placement: tuple[int, ...] = ()
         self.epoch = 0

@@ -367,6 +367,19 @@ class Places(Protocol):
     def placement(self) -> Named | None: ...
 
 
+@runtime_checkable
+class KeepsToNodes(Protocol):
+    """The interface of policies that can tell if they leave jobs on their nodes (``Job.stays_on``)."""
+
+    @property
+    def keeps_to_nodes(self) -> bool: ...
+
+
+def keeps_to_nodes(policy: Policy) -> bool:
+    """Return True if ``policy`` looks at ``Job.stays_on``."""
+    return isinstance(policy, KeepsToNodes) and policy.keeps_to_nodes
+
+
 def placement_of(policy: Policy) -> str:
     """Return the name of the placement that ``policy`` asks. It is empty if the policy places jobs itself."""
     placement = policy.placement if isinstance(policy, Places) else None

@@ -16,7 +16,7 @@ from gpuslice.sched_core.jobs.losses import ReportedLosses
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.jobs.wait_reasons import Waits
 from gpuslice.sched_core.lifecycle.state import State
-from gpuslice.sched_core.policy import Policy, Shares, View, placement_of
+from gpuslice.sched_core.policy import Policy, Shares, View, keeps_to_nodes, placement_of
 
 from .bound_jobs import BoundJobs
 from .deadlines import Deadlines
@@ -27,6 +27,7 @@ from .planned_devices import PlannedDevices
 from .planning import Planning
 from .prestart import Prestart
 from .quotas import Quotas
+from .stays import Stays
 from .throughput import MeasuredThroughput
 from .trials import Trials
 from .unfit_places import UnfitPlaces
@@ -66,7 +67,11 @@ class Allocation:
         self.trials = Trials(state)
         self.prestart = Prestart(state, policy, self.quotas, self.waits, self.estimates)
         self.deadlines = Deadlines(state)
-        self.homes = Homes(state, placement_of(policy))
+        placement = placement_of(policy)
+        self.homes = Homes(state, placement)
+        self.stays = Stays(
+            state, self.planned, keeps=keeps_to_nodes(policy), any_devices=placement == "count"
+        )
         self.moves = Moves(state, self.planned, self.homes)
         self.bound_jobs = BoundJobs()
         self.unfit_places = UnfitPlaces(state, self.planned, self.moves)
@@ -102,6 +107,8 @@ class Allocation:
         if job.command.not_for:
             self.unfit_places.add(job)
         self.homes.look_at(job)
+        self.moves.look_at(job)
+        self.stays.look_at(job, now)
 
     def lose_or_find(self, now: float) -> None:
         """Plan with the nodes that are there now, and keep jobs away from lost nodes.
@@ -143,6 +150,7 @@ class Allocation:
         """Ask the policy if that is due, and let claims change where jobs are to be."""
         state = self._state
         state.plan_due |= self.moves.retry_is_due()
+        self.stays.end_due(now)
         if self.planning.pauses(now):
             state.plan_due = False
             self.eligibility.take_back(now)
@@ -156,6 +164,7 @@ class Allocation:
             self.learn(now)
         self._apply_claims(now)
         self.trials.update(now)
+        self.stays.note_idle(now)
 
     def _apply_claims(self, now: float) -> None:
         """Change where jobs are to be: what their owners want, where states are, where processes are."""
@@ -184,7 +193,8 @@ class Allocation:
         """Return when a decision is due even if nothing happens; infinite if none is."""
         wake_s = self.planning.wake_s
         planned_s = inf if wake_s is None else wake_s
-        return min(planned_s, self.deadlines.due_s(), self.trials.due_s(), self.prestart.due_s())
+        parts = (self.deadlines, self.trials, self.prestart, self.stays)
+        return min(planned_s, *(part.due_s() for part in parts))
 
     def _over_share(self, tenant: str, demand: int) -> bool:
         """Return True if the policy says that ``tenant`` has used up its share."""

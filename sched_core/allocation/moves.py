@@ -18,11 +18,20 @@ _MOST_DOUBLINGS = 16
 
 
 class _Grant(NamedTuple):
-    """A job that was given devices: others than it had (``moved``), at its owner's request (``asked``)."""
+    """A job that was given devices where its processes are not.
+
+    Attributes
+    ----------
+    moved, asked
+        True if it had others before; true if its owner asked for these.
+    back
+        True if it has processes on its former node again, because its state cannot be on the new one.
+    """
 
     job: Gang
     moved: bool
     asked: bool
+    back: bool = False
 
 
 class Moves:
@@ -51,6 +60,7 @@ class Moves:
         """Remember that the owner of ``job`` wants it on ``devices``; replace an earlier request."""
         self.forget(job)
         job.requested_devices = devices
+        job.relocation.refuse("")
         self._requested[job.id] = job
 
     def forget(self, job: Gang) -> None:
@@ -95,7 +105,7 @@ class Moves:
 
     def settle_on_nodes(self, now: float) -> None:
         """Give jobs devices on the nodes of their processes instead, if that costs no other job its own."""
-        for job, moved, asked in list(self._granted.values()):
+        for job, moved, asked, back in list(self._granted.values()):
             if job.state.ended:  # it counts as running until its next attempt
                 del self._granted[job.id]
                 continue
@@ -119,6 +129,12 @@ class Moves:
                         self._come_back(job, now)
                     self._plan.unassign(job, now)
                     self._plan.start_again()
+                    self._state.plan_due |= back  # others can use what it was given
+
+    def look_at(self, job: Gang) -> None:
+        """Remember for ``settle_on_nodes`` whether ``job`` goes back to the node of its state."""
+        if job.relocating and job.relocation.stays and job.running and not job.state.ended:
+            self._granted[job.id] = _Grant(job, moved=False, asked=False, back=True)
 
     def _come_back(self, job: Gang, now: float) -> None:
         """Report that ``job`` is not moved as its owner wants; request the move again if it can work later.
@@ -134,6 +150,8 @@ class Moves:
             self._tried[job.id] = _boundary(job), tries + 1
         else:
             self.forget(job)
+        if not again:
+            job.relocation.refuse(f"not moved to {devices}: only its own process can go on from where it is")
         job.history.append((now, f"not moved to {devices}{' yet' if again else ''}"))
         self._state.order(Notice("not_moved", job.id, {"to": devices, "again": again}))
 

@@ -366,6 +366,10 @@ class Relocation(msgspec.Struct):
         True if its state could not be brought to another node: it trains where the state is before it leaves.
     moves, again_s
         The moves since it trained last. If there were several: when the next one may begin.
+    steps, state_bytes
+        On its way to other nodes: its steps, and the bytes of its state; 0 bytes: not known.
+    refused
+        Why its last move to other devices did not succeed. Empty if it did, and while it is under way.
     """
 
     insisted: bool = False
@@ -374,6 +378,9 @@ class Relocation(msgspec.Struct):
     stays: bool = False
     moves: int = 0
     again_s: float = 0.0
+    steps: int = 0
+    state_bytes: int = 0
+    refused: str = ""
 
     def leave_node(self, now: float, *, loses_time: bool) -> None:
         """Note that the processes are told to end, to be started on other nodes.
@@ -393,9 +400,20 @@ class Relocation(msgspec.Struct):
             self.left_s = now if loses_time else None
         self._count(now)
 
-    def go_on(self, left_s: float | None, now: float) -> None:
-        """Note that the processes are gone since ``now``, and the job stands still since ``left_s``."""
-        self.left_s, self.gone_s = left_s, now
+    def go_on(self, left_s: float | None, now: float, steps: int) -> None:
+        """Note that the processes are gone since ``now``, and the job stands still since ``left_s``.
+
+        ``steps`` are those that the job has made.
+        """
+        self.left_s, self.gone_s, self.steps = left_s, now, steps
+
+    def carry(self, state_bytes: int) -> None:
+        """Note the bytes of the state that goes to other nodes, if they are known."""
+        self.state_bytes = state_bytes or self.state_bytes
+
+    def refuse(self, reason: str) -> None:
+        """Note why the job was not moved. Empty: it is to be moved, or has been."""
+        self.refused = reason
 
     def insist(self, *, insisted: bool) -> None:
         """Note whether the owner wants the job on the devices that it goes to."""
@@ -412,6 +430,7 @@ class Relocation(msgspec.Struct):
     def trained(self) -> None:
         """Note that the job trains: it may be moved again."""
         self.insisted, self.stays, self.moves, self.again_s = False, False, 0, 0.0
+        self.steps = self.state_bytes = 0
 
     def _count(self, now: float) -> None:
         if self.moves:

@@ -200,6 +200,11 @@ class Gang(AccountedJob):
         """The optimizer steps that this attempt has made, in all of its trainings."""
         return self.processes.former_steps + max(rank.step for rank in self.ranks)
 
+    @property
+    def steps_so_far(self) -> int:
+        """The steps that the job has made. On its way to other processes they are those of the last ones."""
+        return max(self.steps, self.relocation.steps)
+
     def show(self, *, shown: bool) -> None:
         """Note whether the policy may choose the job from now on."""
         self.shown = shown
@@ -326,9 +331,9 @@ class Gang(AccountedJob):
 
     def begin_elsewhere(self, now: float, ranks: int = 0) -> None:
         """Prepare the job to start in new processes. It stands still until then, unless it is held."""
-        left_s = None if self.held else self.relocation.left_s
+        left_s, steps = None if self.held else self.relocation.left_s, self.steps_so_far
         self.begin_again(now, ranks)
-        self.relocation.go_on(left_s, now)
+        self.relocation.go_on(left_s, now, steps)
         self.relaunches += 1
 
     @property

@@ -69,6 +69,8 @@ def _complete_suspend(state: State, job: Gang, now: float) -> None:
 
 def begin(state: State, job: Gang, now: float) -> None:
     """Note that ``job`` trains: its set-up is over, and attained service counts from now on."""
+    if job.relocation.gone_s is None and job.setup_since_s is not None:
+        state.switch_costs.relocations.started(job, now - job.setup_since_s)
     job.end_setup(now)
     job.lateness.trained()
     job.state_nodes = job.nodes
@@ -128,6 +130,7 @@ def end(
     state.unreconciled.pop(job.id, None)
     state.touch(job)
     state.switch_costs.forget(job)
+    state.switch_costs.relocations.forget(job)
     if job.processes_gone:
         close_if_gone(state, job, now)
     else:

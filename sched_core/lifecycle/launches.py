@@ -12,7 +12,7 @@ from itertools import cycle, islice
 from gpuslice.sched_core.jobs.facts import Purpose, Stage
 from gpuslice.sched_core.jobs.gang import Gang
 
-from .events import Bring, FindPort, Kill, Launch, Notice
+from .events import Bring, FindPort, Kill, Launch, Notice, Plain
 from .node_map import listed
 from .state import State
 
@@ -65,13 +65,38 @@ def relocate(state: State, job: Gang, now: float) -> None:
     state.order(Kill(job.id, "it goes to another node", job.attempt, Purpose.RELOCATE))
 
 
+def go_back(state: State, job: Gang, reason: str, now: float) -> bool:
+    """End what ``job`` has on other nodes, where its state cannot be, to start it where the state is.
+
+    Return False if that is impossible: the state is on a lost node, or the job was to stay there before.
+    """
+    nodes = state.nodes
+    if not job.state_nodes or nodes.any_lost(job.state_nodes) or job.told_to_end or job.relocation.stays:
+        return False
+    there, home = listed(nodes.named(job.nodes)), listed(nodes.named(nodes.state_nodes(job)))
+    job.relocation.leave_node(now, loses_time=True)
+    job.relocation.insist(insisted=False)
+    job.relocation.stay()
+    job.relocation.refuse(f"not moved to {there}: {reason}")
+    job.history.append((now, f"not moved to {there}, to be started again on {home}: {reason}"))
+    state.order(Notice("not_moved", job.id, {"to": there, "again": False, "reason": reason}))
+    job.command.end_for(Purpose.RELOCATE)
+    state.order(Kill(job.id, f"it goes back to {home}", job.attempt, Purpose.RELOCATE))
+    return True
+
+
 def go_on(state: State, job: Gang, now: float) -> None:
     """Start ``job``, which has no process left on its former nodes, on its new nodes."""
     former = job.nodes
+    job.relocation.carry(state.switch_costs.state_bytes(job))
     job.begin_elsewhere(now)
     state.switch_costs.forget(job)
     launch(state, job, now)
-    details = {"from": listed(state.nodes.named(former)), "to": listed(state.nodes.named(job.nodes))}
+    details: dict[str, Plain] = {
+        "from": listed(state.nodes.named(former)),
+        "to": listed(state.nodes.named(job.nodes)),
+        "bytes": job.relocation.state_bytes,
+    }
     state.order(Notice("relocated", job.id, details))
     state.reconcile_later(job)
 
@@ -84,7 +109,7 @@ def arrived(state: State, job: Gang, now: float) -> None:
     if left_s is None or gone_s is None or first_hello_s is None:
         return
     blackout_s = now - left_s
-    details = {
+    details: dict[str, Plain] = {
         "blackout_s": blackout_s,
         "ending_s": gone_s - left_s,
         "bringing_s": first_hello_s - gone_s,
@@ -92,7 +117,7 @@ def arrived(state: State, job: Gang, now: float) -> None:
     }
     job.relocation.arrived()
     if not job.spec.relaunch:
-        state.switch_costs.relocated(blackout_s)
+        state.switch_costs.relocations.relocated(job, blackout_s)
     state.order(Notice("arrived", job.id, details))
 
 

@@ -18,7 +18,7 @@ from gpuslice.types import shortened
 from . import restarts, unfit_nodes
 from .events import Brought, Exited, Kill, PortFound, StateWaits
 from .job_steps import close_if_gone, end
-from .launches import bring, meet, start
+from .launches import bring, go_back, meet, start
 from .node_map import listed
 from .reports import is_news_of_exit
 from .state import State
@@ -42,6 +42,8 @@ def take(state: State, job: Gang, event: Brought | StateWaits | PortFound, now: 
     match event:
         case StateWaits():
             job.command.wait_for_state(event.reason)
+        case Brought(error=error) if error and go_back(state, job, error, now):
+            pass
         case Brought(error=error) if error:
             _command_ended(state, job, KILLED, not_brought(bring(state, job).targets, error), now)
         case _ if job.told_to_end:

@@ -6,7 +6,6 @@ progress meanwhile. The fit itself is in ``switch_cost_model``. A replay of the 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from gpuslice.sched_core.jobs.gang import Gang
@@ -15,9 +14,7 @@ from gpuslice.types import DeviceName
 from gpuslice.wire import Resumed, Suspended
 
 from .events import Notice, Plain
-
-#: How many relocations, the newest, the expected time of the next one is the mean of.
-_RELOCATIONS = 20
+from .relocation_costs import RelocationCosts
 
 
 class SwitchCosts:
@@ -29,9 +26,15 @@ class SwitchCosts:
         The largest share of time that switching may take; 0: no limit.
     devices
         The devices, in the order of the numbers in leases.
+
+    Attributes
+    ----------
+    relocations
+        The costs of moves to other nodes.
     """
 
     def __init__(self, share: float, devices: Sequence[DeviceName] = ()) -> None:
+        self.relocations = RelocationCosts()
         self._share = share
         self._devices = devices
         self._costs = CostModel()
@@ -41,8 +44,6 @@ class SwitchCosts:
         self._most: State | None = State(0)
         #: The present switch of each job: seconds by rank and stage; ``_moved``: True if its device changed.
         self._present: dict[str, dict[int, dict[str, float]]] = {}
-        #: How long the newest jobs that went to other nodes stood still, in seconds.
-        self._relocations_s: deque[float] = deque(maxlen=_RELOCATIONS)
         self._moved: dict[str, bool] = {}
 
     def predict_s(self, job: Gang) -> float | None:
@@ -67,21 +68,23 @@ class SwitchCosts:
     def expected_s(self, job: Gang, devices: Sequence[int]) -> float | None:
         """Return the expected cost in seconds of moving ``job`` to ``devices``. None if nothing is known.
 
-        On the same node, a job that was never suspended counts like the largest state of any rank. To another
-        node, the cost is the mean of the latest relocations.
+        On the same node, a job that was never suspended counts like the largest state of any rank.
         """
         present = job.lease or job.home
         if present and self._nodes(devices) != self._nodes(present):
-            found = self._relocations_s
-            return sum(found) / len(found) if found else None
+            return self.relocations.expected_s(job)
         estimate = self.predict(job, devices)
         if estimate is None and self._states:
             estimate = self._costs.switch(State(*self._largest()[:2]))
         return None if estimate is None else estimate.seconds
 
-    def relocated(self, blackout_s: float) -> None:
-        """Note that a job stood still for ``blackout_s`` seconds while it went to another node."""
-        self._relocations_s.append(blackout_s)
+    def state_bytes(self, job: Gang) -> int:
+        """Return the bytes of the state that all ranks of ``job`` moved at its last suspend; 0: not known."""
+        return sum(state.nbytes for state in self._states.get(job.id, {}).values())
+
+    def pays_after_s(self, cost_s: float) -> float:
+        """Return how long a job must stay where it is so that ``cost_s`` is its share of the time."""
+        return cost_s / self._share if self._share else 0.0
 
     def _nodes(self, devices: Sequence[int]) -> tuple[str, ...]:
         """Return the node of each of ``devices``."""

@@ -1,4 +1,4 @@
-"""Place jobs whose devices must all be on one node (``Job.within``), for any placement."""
+"""Place jobs whose devices are to be on one node (``Job.within``, ``Job.stays_on``), for any placement."""
 
 from __future__ import annotations
 
@@ -12,14 +12,28 @@ from .placement import Placement
 def choose_devices(placement: Placement, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
     """Return the devices that ``placement`` chooses; for a job that needs one node, devices of one node."""
     devices = placement.choose(job, free)
+    if job.stays_on is not None:
+        return devices and _where_it_stays(job, job.stays_on, devices, free)
     if not job.within or devices is None or job.may_be_on(free.cluster.nodes(devices)):
         return devices
     return on_one_node(job, job.demand, free)
 
 
+def _where_it_stays(
+    job: Job, node: int, chosen: tuple[int, ...], free: FreeDevices
+) -> tuple[int, ...] | None:
+    """Return the ``chosen`` devices if all are on ``node``, else others of that node; None if too few."""
+    if free.cluster.nodes(chosen) == {node}:
+        return chosen
+    there = sorted(free.on_node[node], key=lambda device: device not in job.placement)
+    return tuple(sorted(there[: job.demand])) if len(there) >= job.demand else None
+
+
 def kind_of(placement: Placement, job: Job) -> str:
     """Return ``Placement.kind``, extended by the allowed nodes of a job that needs one node."""
     kind = placement.kind(job)
+    if job.stays_on is not None:
+        return f"{kind} stays on {job.stays_on}"
     return f"{kind} within {job.within}" if job.within else kind
 
 

@@ -37,6 +37,8 @@ class RankedPolicy(ABC, Generic[E]):
     preemptive = True
     #: Nobody is suspended within ``View.least_slice_s``; not where slices are that long anyway.
     sparing = True
+    #: A job that is to stay on its node is placed nowhere else.
+    keeps_to_nodes = True
     #: What is kept for each job.
     entry_type: type[Any] = Entry
 
@@ -190,8 +192,10 @@ class RankedPolicy(ABC, Generic[E]):
     def _select(self) -> None:
         """Start and suspend entries until the order and the placement agree."""
         blocked: set[SizeClass] = set()
+        # Of jobs that stay on a node: nobody else waits for devices of that node in particular.
+        passed: set[SizeClass] = set()
         again = True
-        while again and (flipped := self.ranking.repair(blocked)):
+        while again and (flipped := self.ranking.repair(blocked, passed)):
             self._made_room = False
             for entry in flipped:
                 self._touched.setdefault(entry, not entry.running)
@@ -203,7 +207,7 @@ class RankedPolicy(ABC, Generic[E]):
                     continue
                 if not failed and not self._place(entry):
                     failed = True
-                    blocked.add(entry.size_class)
+                    (blocked if entry.job.stays_on is None else passed).add(entry.size_class)
                 if failed:  # Whoever comes later is decided on anew: there is more room for others now.
                     self.ranking.withdraw(entry)
             again = failed or self._made_room
@@ -225,6 +229,8 @@ class RankedPolicy(ABC, Generic[E]):
         if not self.preemptive:
             return None
         behind = [other for other in self.ranking.behind(entry) if other.devices]
+        if entry.job.stays_on is not None:
+            behind = self._last_on(entry.job.stays_on, behind, entry.size)
         trial = self._free.copy()
         for other in behind:
             trial.give(other.devices)
@@ -239,6 +245,17 @@ class RankedPolicy(ABC, Generic[E]):
                 self.ranking.withdraw(other)
                 self._vacate(other)
         return devices
+
+    def _last_on(self, node: int, behind: list[E], size: int) -> list[E]:
+        """Return the least urgent of ``behind`` that leave ``size`` devices of ``node`` free together."""
+        node_of, there = self._free.cluster.node_of, len(self._free.on_node[node])
+        found: list[E] = []
+        for other in reversed(behind):
+            count = sum(node_of[device] == node for device in other.devices)
+            if there < size and count:
+                there += count
+                found.append(other)
+        return found
 
     def _vacate(self, entry: E) -> None:
         self._free.give(entry.devices)

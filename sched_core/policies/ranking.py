@@ -136,17 +136,18 @@ class Ranking(Generic[E]):
         entry.running = False
         self.add(entry, entry.key)
 
-    def repair(self, blocked: Set[SizeClass] = frozenset()) -> list[E]:
+    def repair(self, blocked: Set[SizeClass] = frozenset(), passed: Set[SizeClass] = frozenset()) -> list[E]:
         """Run exactly the entries that the greedy walk admits. Return those that changed, in walk order.
 
         Parameters
         ----------
-        blocked
-            Classes that cannot be placed at present: none of them is started.
+        blocked, passed
+            Classes that cannot be placed at present: none of them is started. If the ranking is ``strict``,
+            those in ``blocked`` also keep all others from starting.
         """
         flipped: list[E] = []
         while True:
-            start = self._next_start(blocked)
+            start = self._next_start(blocked, passed)
             if self.free < 0:
                 crowded = self._first_crowded()
                 if start is None or crowded.key < start.key:
@@ -164,7 +165,7 @@ class Ranking(Generic[E]):
         del self.running[bisect_left(self.running, (entry.key,))]
         self.free += entry.size
 
-    def _next_start(self, blocked: Set[SizeClass]) -> E | None:
+    def _next_start(self, blocked: Set[SizeClass], passed: Set[SizeClass]) -> E | None:
         """Return the most urgent waiting entry that fits behind everything more urgent."""
         if blocked and self._strict:
             return None
@@ -175,7 +176,7 @@ class Ranking(Generic[E]):
                 heappop(heap)
             if not heap:
                 empty.append(size_class)
-            if not heap or size_class in blocked:
+            if not heap or size_class in blocked or size_class in passed:
                 continue
             head = heap[0][2]
             if best is not None and best.key < head.key:

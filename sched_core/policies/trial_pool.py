@@ -54,6 +54,11 @@ class TrialPool(Wrapper):
         self._refused = 0
 
     @property
+    def keeps_to_nodes(self) -> bool:
+        """False: a job leaves the pool after its trial."""
+        return False
+
+    @property
     def counters(self) -> dict[str, int]:
         """Return the policy's counters, and how many jobs ended in their trial or were too large for one."""
         return {**super().counters, "ended_in_trial": self._ended, "too_large_for_trials": self._refused}

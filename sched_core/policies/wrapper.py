@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuslice.sched_core.policy import Guarantees, Named, Places, Policy, Queues, Shares
+from gpuslice.sched_core.policy import Guarantees, Named, Places, Policy, Queues, Shares, keeps_to_nodes
 
 
 class Wrapper:
@@ -22,6 +22,11 @@ class Wrapper:
     def placement(self) -> Named | None:
         """Return the wrapped policy's placement, if it has one."""
         return self.policy.placement if isinstance(self.policy, Places) else None
+
+    @property
+    def keeps_to_nodes(self) -> bool:
+        """True if the wrapped policy leaves jobs on the nodes where they are to stay."""
+        return keeps_to_nodes(self.policy)
 
     def level(self, job: str) -> int | None:
         """Return the queue of a job, if the policy has queues."""

@@ -180,7 +180,7 @@ def test_a_parked_job_goes_on_elsewhere_from_its_snapshot() -> None:
     commands = driver.do(Exited("a", -9))
     assert brings(commands) == [Bring("a", 1, ("",), ("b",))]
     (notice,) = notices(commands)
-    assert (notice.what, notice.details) == ("relocated", {"from": "here", "to": "b"})
+    assert (notice.what, notice.details) == ("relocated", {"from": "here", "to": "b", "bytes": 8})
     launch = brought(driver)
     assert (launch.nodes, launch.attempt) == (("b",), 1)
     driver.hello("a")

@@ -43,9 +43,9 @@ class Nodes:
         self.enough = shell.directory.parent / "enough"
 
     def up(self, *words: str) -> None:
-        """Start the scheduler, or another that goes on."""
+        """Start the scheduler, or another that goes on. Its jobs change their nodes as policies like."""
         os.environ["GPUSLICE_RAMDISK_DIR"] = str(self._ramdisk(self.here))
-        shared = ("--devices", "cpu:1", "--quantum", "1s", "--ray", self.address)
+        shared = ("--devices", "cpu:1", "--quantum", "1s", "--switch-share", "0", "--ray", self.address)
         self.shell("up", *shared, *words, deadline_s=4 * PATIENCE_S)
 
     def submit(self, name: str, *options: str) -> str:

@@ -7,7 +7,9 @@ import signal
 import time
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
+import msgspec
 import pytest
 
 from gpuslice.client.client import Client
@@ -62,8 +64,9 @@ def test_a_job_goes_from_node_to_node_to_node_bit_for_bit(
     assert (ended.state, ended.restarts) == ("succeeded", 0)
     assert nodes.digest(job) == undisturbed
     path = ["here", *nodes.others]
-    moves = [{"from": one, "to": other} for one, other in pairwise(path)]
-    assert [note["details"] for note in nodes.notes("relocated", job)] == moves
+    moves = [msgspec.convert(note["details"], dict[str, Any]) for note in nodes.notes("relocated", job)]
+    assert [(move["from"], move["to"]) for move in moves] == list(pairwise(path))
+    assert all(move["bytes"] for move in moves)
 
 
 def test_jobs_take_turns_on_all_nodes(nodes: Nodes, client: Client, undisturbed: str) -> None:

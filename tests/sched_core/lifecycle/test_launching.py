@@ -94,7 +94,19 @@ def test_why_a_state_waits_is_known_until_it_is_there(case: Case) -> None:
     assert case.job.command.unreachable == ""
 
 
-def test_a_state_that_cannot_be_brought_is_a_failure_of_the_infrastructure(case: Case) -> None:
+def test_a_job_whose_state_cannot_be_brought_is_started_where_the_state_is(case: Case) -> None:
+    commands = case.do(Brought("a", 1, "no room"))
+    assert not launches(commands)
+    assert [kill.job for kill in kills(commands)] == ["a"]
+    case.refuses(PortFound("a", 1, 4242))
+    assert launches(case.do(Exited("a", -9))) == [Launch("a", PROGRAM, 2, ("",))]
+    assert case.job.state is JobState.SUSPENDED
+
+
+def test_a_state_that_cannot_be_brought_from_a_lost_node_is_a_failure_of_the_infrastructure(
+    case: Case,
+) -> None:
+    case.do(NodeLost(""))
     commands = case.do(Brought("a", 1, "no room"))
     assert not launches(commands)
     assert (case.job.state, case.job.verdict.failure) == (JobState.FAILED, "infrastructure")

@@ -180,14 +180,16 @@ def test_that_its_state_waits_is_told_once() -> None:
     assert again.happened == [], "the journal has it"
 
 
-def test_a_state_that_cannot_be_brought_is_a_failure_that_says_why() -> None:
+def test_a_job_whose_state_cannot_be_brought_is_started_where_the_state_is() -> None:
     shell = bringing()
     shell.transfers.done[0]("no room")
-    assert shell.happened == [Brought("a", 1, "no room")]
-    assert (shell.job.state, shell.job.verdict.reason) == (
-        JobState.FAILED,
-        "gpuslice: its state could not be brought to b: no room",
+    assert shell.happened[0] == Brought("a", 1, "no room")
+    assert [type(event) for event in shell.happened[1:]] == [Exited]
+    assert (shell.job.state, shell.job.relocation.refused) == (
+        JobState.SUSPENDED,
+        "not moved to b: no room",
     )
+    assert (shell.job.attempt, shell.job.nodes) == (2, (0,))
 
 
 def test_a_node_that_joins_while_a_state_is_brought_to_it_is_asked_for_nothing() -> None:

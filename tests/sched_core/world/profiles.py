@@ -29,6 +29,8 @@ class Profile(NamedTuple):
         Which share of jobs can park at even boundaries only.
     sends
         Whether a state can be sent to another node.
+    stays
+        Whether a policy leaves jobs on their nodes until a move is worth what it costs.
     slow
         Which share of messages takes up to a second.
     resume_s, exit_s
@@ -51,6 +53,7 @@ class Profile(NamedTuple):
     refuses: float = 0.06
     even: float = 0.2
     sends: bool = True
+    stays: bool = True
     slow: float = 0.03
     resume_s: float = 0.3
     exit_s: float = 0.1
@@ -89,5 +92,6 @@ PROFILES = (
         wishes=("weigh",),
         outages=(0,),
         sends=False,
+        stays=False,
     ),
 )

@@ -39,6 +39,7 @@ from gpuslice.sched_core.live.job_processes import JobProcesses
 from gpuslice.sched_core.live.rank_sessions import RankSessions
 from gpuslice.sched_core.nodes.local_node import LocalNode
 from gpuslice.sched_core.nodes.node import Connection, Reports
+from gpuslice.sched_core.policies.ranked import RankedPolicy
 
 from .ground import Ground
 from .nodes import Machine, RemoteNodes
@@ -70,6 +71,8 @@ class Past(NamedTuple):
 def todays_core(scenario: Scenario) -> Core:
     """Return the core of today for ``scenario``."""
     policy = policy_of(scenario.policy, scenario.seed, scenario.placement, shares=scenario.shares)
+    if not scenario.profile.stays and isinstance(policy, RankedPolicy):
+        policy.keeps_to_nodes = False
     return Core(
         scenario.devices, policy, quotas=scenario.quotas, device_memory_bytes=scenario.device_memory_bytes
     )
