@@ -191,6 +191,7 @@ class JobInfo(Verb, frozen=True):
     held_s: float = 0.0
     switching_s: float = 0.0
     why: str | None = None
+    not_moved: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -277,6 +278,19 @@ class LogPart(Verb, tag="log_part", frozen=True):
     data: bytes
 
 
+class Moving(Verb, tag="moving", frozen=True):
+    """The answer that the job goes ``to`` these devices, now or when its turn comes.
+
+    ``nbytes`` of state go with it, and it is expected to stand still for ``expected_s``; None: not known.
+    """
+
+    job: str
+    present: tuple[str, ...]
+    to: tuple[str, ...]
+    nbytes: int | None
+    expected_s: float | None
+
+
 class Done(Verb, tag="done", frozen=True):
     """The answer that the request has been carried out."""
 
@@ -304,7 +318,7 @@ Request = (
     | Events
     | Down
 )
-Answer = Accepted | SchedulerStatus | Ended | History | LogFiles | LogPart | Done | Failed
+Answer = Accepted | SchedulerStatus | Ended | History | LogFiles | LogPart | Moving | Done | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(Request)

@@ -268,13 +268,6 @@ def _each(
     return status
 
 
-def migrate(job: str, *, to: str, as_json: bool = False, state_dir: str | Path | None = None) -> int:
-    """Move a job to other devices."""
-    with connect(state_dir) as client:
-        client.migrate(job, [name.strip() for name in to.split(",")])
-    return _done(as_json, id=job)
-
-
 def weight(job: str, weight: str, *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
     """Give a job another weight."""
     try:

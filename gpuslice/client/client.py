@@ -26,7 +26,7 @@ from gpuslice.errors import (
 from gpuslice.files import working_directory
 from gpuslice.job_request import JobRequest
 from gpuslice.types import checked, is_word
-from gpuslice.verbs import Answer, EventInfo, JobInfo, LogFiles, Request, SchedulerStatus
+from gpuslice.verbs import Answer, EventInfo, JobInfo, LogFiles, Moving, Request, SchedulerStatus
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
 #: How often a client that waits looks whether there is still a scheduler, and asks again.
@@ -170,13 +170,13 @@ class Client:
         """Let a job have devices again that ``suspend`` has stopped."""
         self._ask(verbs.Resume(job=job), verbs.Done)
 
-    def migrate(self, job: str, devices: Sequence[str]) -> None:
-        """Suspend ``job`` and resume it on ``devices``, one for each rank.
+    def migrate(self, job: str, devices: Sequence[str]) -> Moving:
+        """Suspend ``job`` and resume it on ``devices``, one for each rank. Return what is expected of that.
 
         A job that waits goes there when its turn comes. A job that has these devices goes where ``job`` comes
         from.
         """
-        self._ask(verbs.Migrate(job=job, devices=tuple(devices)), verbs.Done)
+        return self._ask(verbs.Migrate(job=job, devices=tuple(devices)), verbs.Moving)
 
     def weight(self, job: str, weight: float) -> None:
         """Give ``job`` another weight: its share under ``rr`` and ``gandiva``."""

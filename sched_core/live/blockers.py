@@ -75,6 +75,7 @@ class Blockers:
             "relocating": job.relocating,
             "on": self._nodes(nodes.named(job.nodes)),
             "state_from": self._nodes(origin),
+            "state_bytes": job.relocation.state_bytes,
             "stranded": bool(job.command.unreachable),
             "lost_processes": self._lost(job.nodes),
         }

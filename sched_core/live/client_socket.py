@@ -44,6 +44,7 @@ from gpuslice.verbs import (
     LogPart,
     Logs,
     Migrate,
+    Moving,
     ReadLog,
     Request,
     Resume,
@@ -210,7 +211,7 @@ class ClientSocket:
                 return self._changed(Released(request.job))
             case Migrate():
                 self._known(request.job)
-                return self._changed(Moved(request.job, tuple(request.devices)))
+                return self._move(Moved(request.job, tuple(request.devices)))
             case Weight():
                 self._known(request.job)
                 return self._changed(Weighted(request.job, request.weight))
@@ -236,6 +237,20 @@ class ClientSocket:
             # The error's remedy is the job's history, which helps only to find a bug of ours.
             raise UsageError(error.message, "`gpuslice ps` shows how it stands") from error
         return Done()
+
+    def _move(self, request: Moved) -> Moving:
+        """Move a job, and return what is expected of it by what was known before."""
+        core = self._scheduler.core
+        job, costs = core.jobs[request.job], core.state.switch_costs
+        present, nbytes = job.lease, costs.state_bytes(job)
+        numbers = {str(device): number for number, device in enumerate(core.devices)}
+        wish = [numbers[name] for name in request.devices if name in numbers]
+        expected_s = costs.expected_s(job, wish)
+        self._changed(request)
+        names = tuple(str(core.devices[device]) for device in present)
+        return Moving(
+            job=job.id, present=names, to=request.devices, nbytes=nbytes or None, expected_s=expected_s
+        )
 
     def _submit(self, request: Submit) -> Accepted:
         if self._awaiting_shutdown:

@@ -80,7 +80,7 @@ class Overview:
         then_s = now_s if job.verdict.ended_s is None else job.verdict.ended_s
         executed_s = job.executed_at(then_s)
         delays = self._core.allocation.waits.delays(job, now_s)
-        steps = job.steps
+        steps = job.steps_so_far
         others = {name: None for device in job.lease for name in self._core.state.occupants[device]}
         slower = self._core.allocation.throughput.slowdown(job) if len(others) > 1 else None
         return JobInfo(
@@ -89,6 +89,7 @@ class Overview:
             held=job.held,
             devices=self._names(job.lease),
             moving_to=self._names(job.requested_devices),
+            not_moved=job.relocation.refused or None,
             demand=job.demand,
             tenant=job.spec.tenant,
             weight=job.spec.weight,
@@ -114,7 +115,7 @@ class Overview:
             suspends=job.preemptions,
             migrations=job.migrations,
             switches=account.switches,
-            blackout_s=account.blackout_s,
+            blackout_s=account.blackout_s + _still_s(job, now_s),
             blackout_mean_s=account.blackout_s / account.switches if account.switches else None,
             recent=self._recent(account),
             switch_predicted_s=job.switch.predicted_s,
@@ -154,6 +155,12 @@ def _why(job: Gang, blockers: Blockers) -> str | None:
     """Return why ``job`` does not train, cut to a length for answers of many jobs. None if it trains."""
     said = blockers.why(job)
     return None if said is None else shortened(said, _WHY_CHARACTERS)
+
+
+def _still_s(job: Gang, now_s: float) -> float:
+    """Return for how long ``job`` has stood still by now for a move to other nodes that is under way."""
+    left_s = job.relocation.left_s
+    return 0.0 if left_s is None or job.state.ended else now_s - left_s
 
 
 def _unleased(job: Gang) -> str | None:

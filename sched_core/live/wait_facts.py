@@ -87,6 +87,8 @@ class Facts:
     on, state_from
         The nodes of its processes, and those that its state is brought from, in words; empty if there is only
         one node, or nothing to be brought.
+    state_bytes
+        The bytes of the state that is brought; 0: not known.
     stranded
         True if its state cannot be brought now.
     lost_processes, lost
@@ -125,6 +127,7 @@ class Facts:
     relocating: bool = False
     on: str = ""
     state_from: str = ""
+    state_bytes: int = 0
     stranded: bool = False
     lost_processes: tuple[Lost, ...] = ()
     # on devices

@@ -41,8 +41,12 @@ def test_a_job_goes_from_machine_to_machine_and_has_a_copy(
     steps = 50
     for devices in ("b/cpu:0", "c/cpu:0"):
         steps = until(client, job, lambda one: one.steps > steps).steps + 5  # noqa: B023
-        client.migrate(job, [devices])
-        until(client, job, lambda one: one.devices == (devices,))  # noqa: B023
+        said = shell("migrate", job, "--to", devices, "--wait", deadline_s=4 * PATIENCE_S)
+        assert f"{job} goes from " in said
+        assert f" to {devices}, " in said
+        found = until(client, job, lambda one: one.id == job)
+        assert (found.devices, found.not_moved) == ((devices,), None)
+        assert found.steps >= steps - 5
     client.suspend(job)
     while not notes(shell, "replicated"):
         assert client.wait(job, 0.2) is None
