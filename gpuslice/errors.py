@@ -79,6 +79,12 @@ class NodeLostError(EnvironmentUnusableError):
     """A node, or gpuslice's process on it, is gone. Data that has arrived elsewhere is kept for reuse."""
 
 
+class StateGoneError(GpusliceError):
+    """No node that can be reached has a whole snapshot of a job."""
+
+    exit_code = 6
+
+
 class AddressSpaceError(EnvironmentUnusableError):
     """The process may map no more memory. Nothing has changed; a retry may work once there is more memory."""
 

@@ -99,6 +99,10 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     grace_s
         Time that the job's processes have to end when they are asked to, before they are killed (0: they are
         not asked). None: the value of ``gpuslice up --grace``.
+    wait_for_node_s
+        Time that the job waits for a node that does not answer and has its processes or its state. Then it
+        goes on without: from an older snapshot, or from the beginning. None: the value of ``gpuslice up
+        --wait-for-node``.
     checkpoint_every
         Save the attached state at every Nth boundary, while the training goes on.
     route
@@ -177,6 +181,10 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     grace_s: Annotated[
         Seconds | None,
         Option(_ENDS, "30s", "Time to end when told to, before it is killed; else up's."),
+    ] = None
+    wait_for_node_s: Annotated[
+        Seconds | None,
+        Option(_ENDS, "10m", "Time to wait for a node that does not answer and has its state; else up's."),
     ] = None
     checkpoint_every: Annotated[
         Count | None,

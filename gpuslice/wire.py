@@ -66,6 +66,7 @@ class Progress(Message, tag="progress", frozen=True, omit_defaults=True):
     that it has used on its device while it trained; 0 before its first steps, and where that is not known.
     ``went_on_from``: the boundary of a former process's snapshot from which the rank has gone on, if any.
     ``samples``: number of samples that all ranks of an elastic job have trained on; 0: not known.
+    ``saved``: the boundary of the newest checkpoint that the process has saved while it trained; 0: none.
     """
 
     epoch: Count
@@ -77,6 +78,7 @@ class Progress(Message, tag="progress", frozen=True, omit_defaults=True):
     peak_bytes: ByteCount = 0
     went_on_from: Count = 0
     samples: Count = 0
+    saved: Count = 0
 
 
 class Profiled(Message, tag="profiled", frozen=True):

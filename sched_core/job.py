@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from math import inf
+from typing import NamedTuple
 
 from gpuslice.job_request import JobRequest
 from gpuslice.types import ByteCount, Count, JobName, Moment, Seconds, Text
 
 #: Seconds that a job has to save a checkpoint when it is told to end, unless it was submitted with others.
 GRACE_S = 30.0
+#: Seconds that a job waits for a node with its processes or its state, unless it was submitted with others.
+WAIT_FOR_NODE_S = 600.0
+
+
+class JobDefaults(NamedTuple):
+    """The times of jobs that were submitted without them, as ``JobSpec`` has them."""
+
+    grace_s: float = GRACE_S
+    wait_for_node_s: float = WAIT_FOR_NODE_S
+
+
+DEFAULTS = JobDefaults()
 
 
 class JobSpec(JobRequest, frozen=True, kw_only=True):
@@ -39,6 +52,8 @@ class JobSpec(JobRequest, frozen=True, kw_only=True):
         The mini-batches of its trial, in which it runs ahead of every queue (``trials``); 0: no trial.
     grace_s
         How long its processes may take to end when they are asked to; 0: they are killed unasked.
+    wait_for_node_s
+        How long it waits for a node that does not answer and has its processes or its state.
     cpus, host_memory_bytes
         What the whole job needs of the hosts, for multi-resource policies; 0: not stated.
     """
@@ -52,6 +67,7 @@ class JobSpec(JobRequest, frozen=True, kw_only=True):
     skew: float | None = None
     trial_batches: Count = 0
     grace_s: Seconds = GRACE_S
+    wait_for_node_s: Seconds = WAIT_FOR_NODE_S
     cpus: Count = 0
     host_memory_bytes: ByteCount = 0
 

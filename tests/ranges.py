@@ -88,6 +88,7 @@ _BY_NAME = {
     "error": TEXT,
     "expected_s": SECONDS,
     "grace_s": OPTIONAL_SECONDS,
+    "wait_for_node_s": OPTIONAL_SECONDS,
     "guaranteed": FLAG,
     "job": NAME,
     "largest_bytes": BYTES,

@@ -356,6 +356,7 @@ class Agent:
             ),
             peak_bytes=self._memory.most_bytes,
             samples=0 if attached is None else attached.samples,
+            saved=self._runtime.checkpoints.saved,
         )
 
     def _handle(self, message: ToAgent) -> Sequence[FromAgent]:

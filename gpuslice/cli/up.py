@@ -13,7 +13,7 @@ from gpuslice import config
 from gpuslice.daemon import background_start
 from gpuslice.errors import UsageError
 from gpuslice.files import private_directory
-from gpuslice.sched_core.job import GRACE_S
+from gpuslice.sched_core.job import GRACE_S, WAIT_FOR_NODE_S, JobDefaults
 from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 
 from .options import Json, StateDir
@@ -112,6 +112,12 @@ def command(
     node_timeout: Annotated[
         str, typer.Option(metavar="60s", help="A node that is silent for so long is lost.")
     ] = "60s",
+    wait_for_node: Annotated[
+        str,
+        typer.Option(
+            metavar="10m", help="How long jobs wait for a node that is lost; submit --wait-for-node."
+        ),
+    ] = f"{WAIT_FOR_NODE_S / 60:g}m",
     replicate_every: Annotated[
         int,
         typer.Option(metavar="N", min=0, help="Copy every Nth snapshot of a job to another node; 0: none."),
@@ -174,7 +180,7 @@ def command(
                 f"--switch-share {switch_share} is not a share of the time",
                 "give a number from 0 to below 1, such as 0.03",
             )
-        grace_s = config.parse_duration(grace)
+        defaults = JobDefaults(config.parse_duration(grace), config.parse_duration(wait_for_node))
         quantum_s = None if quantum is None else config.parse_duration(quantum)
         options = scheduler_setup.options(
             policy, settings or [], quantum_s, pack=pack, defragment=defragment, placement=placement
@@ -235,7 +241,7 @@ def command(
             tcp=tcp,
             metrics_port=metrics_port,
             prestart=prestart,
-            grace_s=grace_s,
+            defaults=defaults,
             accept_loss=accept_loss,
             others=others,
             warn=starter.tell,

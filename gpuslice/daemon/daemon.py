@@ -22,7 +22,7 @@ from gpuslice.daemon.scheduler_setup import Setup
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.memory import available_bytes
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.job import GRACE_S
+from gpuslice.sched_core.job import DEFAULTS, JobDefaults
 from gpuslice.sched_core.journal.journal import Journal
 from gpuslice.sched_core.journal.replay import Replay
 from gpuslice.sched_core.lifecycle.events import Command, Event
@@ -50,7 +50,7 @@ def serve(
     tcp: tuple[str, Path] | None = None,
     metrics_port: int | None = None,
     prestart: int | None = None,
-    grace_s: float = GRACE_S,
+    defaults: JobDefaults = DEFAULTS,
     accept_loss: bool = False,
     others: OtherNodes | None = None,
     warn: Callable[[str], None] = _ignore,
@@ -67,8 +67,8 @@ def serve(
         The port for Prometheus; 0 for any free port.
     prestart
         How many jobs are started beyond those that run; as a rule one a device, if memory allows.
-    grace_s
-        How long jobs may take to end when they are asked to, unless they were submitted with another time.
+    defaults
+        The times of jobs that are submitted without them.
     accept_loss
         Go on with what is whole of a damaged journal.
     others
@@ -115,7 +115,7 @@ def serve(
         reports = NodeReports() if others is None else others.reports
         overview.nodes = lambda: reports.nodes(core, remote)
         socket = listeners.client_socket = ClientSocket(
-            scheduler, directory, journal, overview, tcp=tcp, grace_s=grace_s
+            scheduler, directory, journal, overview, tcp=tcp, defaults=defaults
         )
         known = {"pid": os.getpid(), "devices": list(map(str, setup.devices)), "policy": setup.policy}
         event_log.tell(

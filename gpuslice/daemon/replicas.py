@@ -7,16 +7,17 @@ from collections.abc import Callable
 from functools import partial
 
 from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import Event, Noted, Reported
 from gpuslice.sched_core.nodes.transfers import Transfers
-from gpuslice.wire import Suspended
+from gpuslice.wire import Progress, Suspended
 
 _log = logging.getLogger(__name__)
 
 
 class Replicas:
-    """Copies snapshots when jobs have parked.
+    """Copies snapshots when jobs have parked, and checkpoints while they train.
 
     Parameters
     ----------
@@ -37,17 +38,39 @@ class Replicas:
         self._transfers = transfers
         #: How many snapshots were taken since the last one that was copied, by job.
         self._taken: dict[str, int] = {}
+        #: The boundaries of the newest checkpoints of a job's ranks, and the one that was counted last.
+        self._saved: dict[str, dict[int, int]] = {}
+        self._counted: dict[str, int] = {}
 
     def see(self, event: Event) -> None:
-        """Copy a job's snapshot to another node if ``event`` is every n-th suspend of the job.
+        """Copy a job's snapshot to another node if ``event`` completes every n-th suspend or checkpoint.
 
         One that falls due while the last is still on its way is copied instead of the next one.
         """
-        if not isinstance(event, Reported) or not isinstance(event.message, Suspended):
+        if not isinstance(event, Reported):
             return
-        job = self._core.jobs[event.job]
-        if job.state is not JobState.SUSPENDED or not job.portable:
-            return
+        job, message = self._core.jobs[event.job], event.message
+        if isinstance(message, Suspended):
+            is_new = job.state is JobState.SUSPENDED and job.portable
+        else:
+            is_new = isinstance(message, Progress) and self._is_saved(job, event.rank, message.saved)
+        if is_new and not job.state.ended:
+            self._count(job)
+
+    def _is_saved(self, job: Gang, rank: int, boundary: int) -> bool:
+        """Return True if all ranks of ``job`` that keep state have the checkpoint of ``boundary`` now."""
+        if not boundary or rank >= job.keepers:
+            return False
+        saved = self._saved.setdefault(job.id, {})
+        saved[rank] = boundary
+        whole = len(saved) >= job.keepers and set(saved.values()) == {boundary}
+        if not whole or self._counted.get(job.id) == boundary:
+            return False
+        self._counted[job.id] = boundary
+        return True
+
+    def _count(self, job: Gang) -> None:
+        """Count a new snapshot of ``job``, and copy it if it is the n-th."""
         self._taken[job.id] = taken = self._taken.get(job.id, 0) + 1
         sources = self._core.state.nodes.named(job.nodes[: job.keepers])
         targets = [self._after(node) for node in sources]
@@ -60,8 +83,8 @@ class Replicas:
         """Return the living node after ``node``. Return ``node`` if there is no other."""
         names = list(dict.fromkeys(device.node for device in self._core.devices))
         start = names.index(node)
-        lost = self._core.state.nodes.lost
-        return next((name for name in names[start + 1 :] + names[:start] if name not in lost), node)
+        silent = self._core.state.nodes.silent
+        return next((name for name in names[start + 1 :] + names[:start] if name not in silent), node)
 
     def _done(self, job: str, to: str, error: str) -> None:
         if error:

@@ -107,7 +107,7 @@ class RayEngine:
         """Bring a snapshot by Ray's object store. A cluster that was started again gets its actors again."""
         wanted = self._wanted
         present = _living(wanted)
-        for name in {*wanted.targets, *wanted.sources} & {node.name for node in wanted.nodes}:
+        for name in sorted({*wanted.targets, *wanted.sources}):
             if name not in present:
                 raise EnvironmentUnusableError(
                     f"node {name or 'here'} is not in the Ray cluster now", "`ray status` shows the nodes"

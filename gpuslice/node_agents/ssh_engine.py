@@ -74,6 +74,8 @@ class SshEngine:
         """Bring a snapshot over the sockets of the agents."""
         wanted = self._wanted
         there = {node.name: Node(node.name, node.name) for node in wanted.nodes}
+        for name in sorted({*wanted.targets, *wanted.sources} - there.keys()):
+            raise NodeLostError(f"node {name} does not answer now", "`gpuslice events` says since when")
         held: dict[str, Boundaries] = {}
         directory = Path(wanted.directory)
         flags = {"socket": rank_endpoint(directory)}
@@ -99,7 +101,7 @@ class SshEngine:
         """Ask all machines that are nodes."""
         nodes = {node.name: node for node in self._wanted.nodes}
         hosts = [host for host in self._wanted.hosts if host.name in nodes]
-        begun, remarks = [nodes[""]], []
+        begun, remarks = [nodes[name] for name in nodes if not name], []
         for host, answer in zip(hosts, _all(lambda host: self._ask(host, word), hosts), strict=True):
             if isinstance(answer, Exception):
                 remarks.append(_remark(host, answer))

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gpuslice.errors import NodeLostError, ReplacedSnapshotError, UsageError
+from gpuslice.errors import NodeLostError, ReplacedSnapshotError, StateGoneError, UsageError
 
 from .messages import PORTION_BYTES, Held, Missing, decode, encode
 from .ray_nodes import Node, RayCarrier
@@ -250,11 +250,11 @@ def bring(
 
     Raises
     ------
-    UsageError
+    StateGoneError
         If no node has one.
     """
     if (routes := choose(held, targets)) is None:
-        raise UsageError(f"no living node has a whole snapshot of {job}", "replicate it, see nodes.md")
+        raise StateGoneError(f"no living node has a whole snapshot of {job}", "replicate it, see nodes.md")
     for (source, target), ranks in routes.ways.items():
         ship(
             *(job, there[source], there[target]),

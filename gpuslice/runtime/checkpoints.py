@@ -36,12 +36,18 @@ class Checkpoints:
     ----------
     report
         The run report, which counts them.
+
+    Attributes
+    ----------
+    saved
+        The boundary of the newest checkpoint that was published; 0: none.
     """
 
     def __init__(self, report: Report, clock: Clock | None = None) -> None:
         self._report = report
         self._clock = clock or MonotonicClock()
         self._current: BackgroundSnapshot | None = None
+        self.saved = 0
         self._blocked_s = 0.0
         self._hasty: set[str] = set()
         self._hooked = False
@@ -97,6 +103,7 @@ class Checkpoints:
         snapshot = current.settle(keep=keep)
         self._blocked_s += self._clock.now() - began_s
         if snapshot is not None:
+            self.saved = current.boundary
             self._report.checkpointed(current.nbytes, self._blocked_s)
         elif current.error is not None:
             say(f"the checkpoint at boundary {current.boundary} failed: {current.error}")

@@ -7,7 +7,7 @@ and change the ledger by exchanges: whoever is displaced gets what the other job
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from gpuslice.sched_core.jobs.estimates import Estimates
@@ -110,34 +110,36 @@ class Allocation:
         self.moves.look_at(job)
         self.stays.look_at(job, now)
 
-    def lose_or_find(self, now: float) -> None:
-        """Plan with the nodes that are there now, and keep jobs away from lost nodes.
+    def use_nodes(self, returned: Sequence[Gang], now: float) -> None:
+        """Plan with the nodes that answer now, and keep jobs away from those that do not.
 
-        Jobs with processes on a lost node are withdrawn from the policy. Later events tell what becomes of
-        them. Other jobs that were to have devices there wait.
+        Jobs with processes on a silent node are withdrawn from the policy, and keep what they have. Other
+        jobs that were to have devices there wait. ``returned`` are jobs whose nodes answer again: the plan
+        has them where they are.
         """
         state = self._state
-        for job in [job for job in state.jobs.values() if not job.state.ended] if state.nodes.lost else ():
-            self._cut_off(job, now)
+        for job in [job for job in state.jobs.values() if not job.state.ended] if state.nodes.silent else ():
+            self._keep_away(job, now)
         self.learn(now)
         self._view.cluster = state.nodes.cluster
         state.ledger.use(state.nodes.cluster)
+        for job in returned:
+            if job.lease and job.shown and not job.running:
+                self.planned.keep_lease(job, now)
         self.planned.plan_anew()
 
-    def _cut_off(self, job: Gang, now: float) -> None:
-        """Take from ``job`` whatever it has to do with lost nodes: devices, a trial or a requested move."""
+    def _keep_away(self, job: Gang, now: float) -> None:
+        """Take from ``job`` whatever it has to do with silent nodes: devices, a trial or a requested move."""
         nodes = self._state.nodes
-        if nodes.any_lost(nodes.of(job.requested_devices)):
+        if nodes.any_silent(nodes.of(job.requested_devices)):
             self.moves.forget(job)
-            job.history.append((now, "not to be moved: a node is lost"))
+            job.history.append((now, "not to be moved: a node is silent"))
         if nodes.cut_off(job):
-            job.processes.lose_node()
-            self._state.touch(job)
             return
-        if nodes.any_lost(nodes.of(job.borrowed)):
+        if nodes.any_silent(nodes.of(job.borrowed)):
             self.trials.leave(job, now)
             self.trials.enter(job)
-        if job.running and nodes.any_lost(nodes.of(job.placement)):
+        if job.running and nodes.any_silent(nodes.of(job.placement)):
             self.planned.unassign(job, now)
 
     def reweigh(self, job: Gang, weight: float) -> None:

@@ -58,7 +58,7 @@ class Homes:
         """Start jobs that are to have no devices, and whose state cannot be brought, where the state is."""
         nodes = self._state.nodes
         for job in list(self._stranded.values()):
-            reached = not nodes.any_lost(nodes.state_nodes(job))
+            reached = not nodes.any_silent(nodes.state_nodes(job))
             if reached and not job.wanted and self._waits(job):
                 self.go_home(job, now)
 

@@ -96,8 +96,12 @@ class Prestart:
         Nothing happens if it was started, is held or has ended. Over its tenant's quota it waits for the
         quota first.
         """
-        if job.command.launched or job.held or job.state.ended or job.id in self._line:
+        if job.command.launched or job.held or job.state.ended:
             return
+        if job.id in self._line:
+            if job.id not in self._started_s:
+                return
+            self.leave(job)  # no node that it may be on answered
         if self.limit is None:
             launch(self._state, job, now)
             return

@@ -85,7 +85,7 @@ class Stays:
 
     def _arrival(self, job: Gang) -> _Arrival | None:
         """Return where ``job`` is. None if it is on several nodes, on its way or nowhere."""
-        nodes, lost = set(job.nodes), self._state.nodes.any_lost(job.nodes)
+        nodes, lost = set(job.nodes), self._state.nodes.any_silent(job.nodes)
         if len(nodes) != 1 or lost or not job.command.runs or job.state.ended:
             return None
         home = job.state_nodes == job.nodes

@@ -15,7 +15,8 @@ from types import MappingProxyType
 from gpuslice.sched_core.allocation.allocation import Allocation
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.ledger import Ledger
-from gpuslice.sched_core.lifecycle import launching, unfit_nodes
+from gpuslice.sched_core.lifecycle import launching
+from gpuslice.sched_core.lifecycle.absences import Absences
 from gpuslice.sched_core.lifecycle.events import (
     Brought,
     Cancelled,
@@ -29,6 +30,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Moved,
     NodeFound,
     NodeLost,
+    NodeSilent,
     Noted,
     Notice,
     PortFound,
@@ -108,6 +110,7 @@ class Core:
         self._reconciliation = Reconciliation(
             self.state, self._processes, self.allocation.prestart.offer, self.allocation.throughput.rate
         )
+        self._absences = Absences(self.state)
         #: The last wake time that was ordered. None: there is none.
         self._wake_s: float | None = None
 
@@ -162,6 +165,7 @@ class Core:
                 self._submit(event, now)
             case Reported():
                 self._reports.take(state.known(event.job, event), event.rank, event.message, now)
+                self._absences.heard(state.jobs[event.job], event.message)
             case RankGone():
                 self._processes.gone(state.known(event.job, event), event, now)
             case Exited():
@@ -174,6 +178,7 @@ class Core:
                 self._wake_s = None
                 state.plan_due = True
                 self._reconciliation.expire(now)
+                self._absences.expire(now)
             case Computed():
                 state.plan_due |= allocation.planning.computations.take(event)
             case Measured():
@@ -182,13 +187,8 @@ class Core:
                 state.plan_due = True
             case Limited():
                 allocation.prestart.set_limit(event.prestart)
-            case NodeLost():
-                state.nodes.lose(event.node, now)
-                allocation.lose_or_find(now)
-            case NodeFound():
-                state.nodes.find(event.node)
-                unfit_nodes.forget(state, event.node)
-                allocation.lose_or_find(now)
+            case NodeSilent() | NodeLost() | NodeFound():
+                allocation.use_nodes(self._absences.take(event, now), now)
 
     def _decide(self, now: float) -> None:
         """Decide who is to have which devices, and take the steps towards that, until nothing changes."""
@@ -206,7 +206,8 @@ class Core:
     def _order_wake_time(self, now: float) -> None:
         """Order the next ``Woken``, if it is not the one that was ordered last."""
         again_s = now + ASK_AGAIN_S if self.state.plan_due else inf
-        due_s = min(self._reconciliation.due_s(now), self.allocation.due_s(), again_s)
+        ours_s = min(self._reconciliation.due_s(now), self._absences.due_s())
+        due_s = min(ours_s, self.allocation.due_s(), again_s)
         wake_s = None if due_s == inf else due_s
         if wake_s != self._wake_s:
             self._wake_s = wake_s

@@ -178,8 +178,14 @@ class Processes(msgspec.Struct):
     ----------
     trains
         True if they have reached their first boundary.
+    placed
+        True if they, or earlier processes of this attempt, were given devices.
     cut_off
-        True if the node of one of them was lost. Another attempt starts other processes.
+        True while the node of one of them does not answer.
+    stopped
+        True while the lease of such a node has run out, so that its processes stand still.
+    unheard
+        True from the return of their node until one of them greets. What has ended has ended meanwhile.
     first_hello_s
         When the first of them said Hello. None before.
     idle_since_s
@@ -192,7 +198,10 @@ class Processes(msgspec.Struct):
     """
 
     trains: bool = False
+    placed: bool = False
     cut_off: bool = False
+    stopped: bool = False
+    unheard: bool = False
     first_hello_s: float | None = None
     idle_since_s: float | None = None
     former_steps: int = 0
@@ -204,9 +213,26 @@ class Processes(msgspec.Struct):
         if self.first_hello_s is None:
             self.first_hello_s = now
 
-    def lose_node(self) -> None:
-        """Note that the node of one of the processes is lost."""
+    def place(self) -> None:
+        """Note that the processes were given devices."""
+        self.placed = True
+
+    def lose_node(self, *, stopped: bool) -> None:
+        """Note that the node of one of the processes does not answer, and whether its lease has run out."""
         self.cut_off = True
+        self.stopped = self.stopped or stopped
+
+    def find_node(self) -> None:
+        """Note that all nodes of the processes answer again."""
+        self.cut_off = self.stopped = self.unheard = False
+
+    def rejoin(self) -> None:
+        """Note that the agent of a node of the processes has joined anew: they have to greet again."""
+        self.unheard = True
+
+    def heard(self) -> None:
+        """Note that one of the processes has greeted again."""
+        self.unheard = False
 
     def complete(self) -> None:
         """Note that all ranks have a process."""
@@ -230,7 +256,8 @@ class Processes(msgspec.Struct):
 
     def renew(self) -> None:
         """Forget all processes: another attempt begins."""
-        self.trains, self.cut_off, self.first_hello_s, self.idle_since_s = False, False, None, None
+        self.trains, self.first_hello_s, self.idle_since_s = False, None, None
+        self.placed = self.cut_off = self.stopped = self.unheard = False
         self.former_steps, self.line, self.beside = 0, (), ()
 
 
@@ -364,6 +391,8 @@ class Relocation(msgspec.Struct):
         True if its owner wants it on the devices that it goes to. It trains there, or waits for its state.
     stays
         True if its state could not be brought to another node: it trains where the state is before it leaves.
+    without
+        The nodes of its state that are not waited for any more.
     moves, again_s
         The moves since it trained last. If there were several: when the next one may begin.
     steps, state_bytes
@@ -376,6 +405,7 @@ class Relocation(msgspec.Struct):
     left_s: float | None = None
     gone_s: float | None = None
     stays: bool = False
+    without: tuple[int, ...] = ()
     moves: int = 0
     again_s: float = 0.0
     steps: int = 0
@@ -427,9 +457,17 @@ class Relocation(msgspec.Struct):
         """Note whether the job must train where its state is before it leaves."""
         self.stays = stays
 
+    def go_without(self, nodes: tuple[int, ...]) -> None:
+        """Note that ``nodes`` are not waited for any more."""
+        self.without = tuple(sorted({*self.without, *nodes}))
+
+    def wait_again(self, node: int) -> None:
+        """Note that ``node``, which answers again, is waited for if it falls silent."""
+        self.without = tuple(one for one in self.without if one != node)
+
     def trained(self) -> None:
         """Note that the job trains: it may be moved again."""
-        self.insisted, self.stays, self.moves, self.again_s = False, False, 0, 0.0
+        self.insisted, self.stays, self.moves, self.again_s, self.without = False, False, 0, 0.0, ()
         self.steps = self.state_bytes = 0
 
     def _count(self, now: float) -> None:
@@ -456,6 +494,8 @@ class Verdict(msgspec.Struct):
         The class of a failure that the core saw before the command ended.
     outcome
         The state in which it has ended. None while it has not ended.
+    absence
+        True if it failed because a node did not answer. No restart is spent on that.
     """
 
     ended_s: float | None = None
@@ -463,6 +503,7 @@ class Verdict(msgspec.Struct):
     failure: str = ""
     blame: Kind | None = None
     outcome: JobState | None = None
+    absence: bool = False
 
     def decide(self, outcome: JobState) -> None:
         """Note how the job has ended. The first verdict stands."""
@@ -472,13 +513,14 @@ class Verdict(msgspec.Struct):
         """Note that the job has ended. If it failed, the failure is judged once its processes are gone."""
         self.ended_s, self.reason, self.failure, self.blame = now, reason, "", blame
 
-    def judge(self, failure: Failure) -> None:
-        """Set the class and the reason of the job's failure."""
-        self.failure, self.reason = failure.kind.value, failure.reason
+    def judge(self, failure: Failure, *, absence: bool = False) -> None:
+        """Set the class and the reason of the job's failure, and whether a silent node was the cause."""
+        self.failure, self.reason, self.absence = failure.kind.value, failure.reason, absence
 
     def reopen(self) -> None:
         """Note that another attempt begins: the job has not ended."""
         self.ended_s = self.blame = self.outcome = None
+        self.absence = False
 
 
 class Switch(msgspec.Struct):

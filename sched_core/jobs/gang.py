@@ -22,6 +22,8 @@ from .targets import claim_on
 from .wait_reasons import Since
 
 _HISTORY = 40
+#: A command that has run for so long without a Hello may be no training, and be at work without devices.
+_MAY_BE_AT_WORK_S = 60.0
 _TRAINING = (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
 _THERE = (*_TRAINING, RankPhase.LEAVING)
 
@@ -142,6 +144,16 @@ class Gang(AccountedJob):
         """True if the job has no process left that can touch a device."""
         return not self.command.launched or (self.command.exit_code is not None and not self.there())
 
+    def may_have_begun(self, now: float) -> bool:
+        """Return True if the job may have done something that another attempt would do again.
+
+        A training does nothing before it has trained. A command without a Hello may be none.
+        """
+        if self.processes.trains or self.state_nodes:
+            return True
+        greeted = self.processes.first_hello_s is not None
+        return not greeted and now >= self.command.launched_s + _MAY_BE_AT_WORK_S
+
     @property
     def told_to_end(self) -> bool:
         """True if its processes are to end, for good or so that it can be started anew."""
@@ -151,8 +163,9 @@ class Gang(AccountedJob):
     @property
     def may_restart(self) -> bool:
         """True if the job failed and another attempt is allowed."""
-        failed = self.state is JobState.FAILED and self.tried
-        return failed and not self.given_up and (self.failures < self.spec.max_restarts or self.may_grow)
+        failed = self.state is JobState.FAILED and (self.tried or self.verdict.absence)
+        left = self.failures < self.spec.max_restarts or self.may_grow or self.verdict.absence
+        return failed and not self.given_up and left
 
     @property
     def failures(self) -> int:
@@ -226,6 +239,7 @@ class Gang(AccountedJob):
         if self.width != len(devices):
             self.width, self.world = len(devices), self.epoch
         self.lease = devices
+        self.processes.place()
 
     def vacate(self) -> None:
         """Take the lease away from the job."""
@@ -293,6 +307,8 @@ class Gang(AccountedJob):
         if self.state.ended:
             return Activity.ENDED
         if not self.lease or self.state in (JobState.QUEUED, JobState.SUSPENDED):
+            return Activity.HELD if self.held else Activity.WAITS
+        if self.processes.stopped:
             return Activity.HELD if self.held else Activity.WAITS
         leaves = self.state is JobState.SUSPENDING and not self.present(RankPhase.PARKED, RankPhase.COMING)
         if self.state is JobState.RUNNING or leaves:

@@ -82,12 +82,13 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
 class Brought(msgspec.Struct, frozen=True, tag="brought"):
     """The answer to ``Bring``: the state of a job is where its processes are to be.
 
-    ``error`` says why it could not be brought.
+    ``error`` says why it could not be brought. ``gone`` is True if no node that can be reached has it.
     """
 
     job: JobName
     attempt: Count
     error: Text = ""
+    gone: bool = False
 
 
 class StateWaits(msgspec.Struct, frozen=True, tag="state_waits"):
@@ -181,16 +182,26 @@ class Limited(msgspec.Struct, frozen=True, tag="limited"):
     prestart: Count
 
 
+class NodeSilent(msgspec.Struct, frozen=True, tag="node_silent"):
+    """The silence of a node: it gets nothing new. Its processes go on until its lease has run out."""
+
+    node: Label
+
+
 class NodeLost(msgspec.Struct, frozen=True, tag="node_lost"):
-    """The loss of a node: after a long silence its processes and its devices count as gone."""
+    """The loss of a node: its lease has run out, so none of its processes goes on before it is found."""
 
     node: Label
 
 
 class NodeFound(msgspec.Struct, frozen=True, tag="node_found"):
-    """The return of a lost node, on which nothing runs."""
+    """The return of a node that was silent or lost.
+
+    ``anew`` is True if its agent has joined anew. Then its ranks greet, and what has ended is told.
+    """
 
     node: Label
+    anew: bool = True
 
 
 class Woken(msgspec.Struct, frozen=True, tag="woken"):
@@ -212,6 +223,7 @@ Event = (
     | Noted
     | Computed
     | Limited
+    | NodeSilent
     | NodeLost
     | NodeFound
     | Woken

@@ -27,7 +27,8 @@ def check(state: State) -> None:
     """
     for device, occupants in zip(state.devices, state.occupants, strict=True):
         # A job that is told to leave has no entry in the ledger; jobs that shared its device still have.
-        staying = [job for job in occupants.values() if job.lease == job.wanted and not job.state.ended]
+        # So has one whose node is silent: nobody else can have its devices.
+        staying = [job for job in occupants.values() if job.lease == job.wanted and not _is_aside(job)]
         if len(occupants) > 1 and not all(state.ledger.shares(job) for job in staying):
             raise InvariantError(f"{device} is held by {', '.join(occupants)} at once")
         asked = sum(job.spec.device_memory_bytes for job in occupants.values())
@@ -59,6 +60,11 @@ def _check_job(state: State, job: Gang) -> None:
         raise InvariantError(f"job {job.id} is {job.state.value} but its ranks are {names}")
     if job.state is JobState.SUSPENDED and len({rank.boundary for rank in job.training()}) > 1:
         raise InvariantError(f"the ranks of job {job.id} are parked at different boundaries")
-    for device in job.wanted if not job.state.ended and not job.borrowed else ():
+    for device in job.wanted if not _is_aside(job) and not job.borrowed else ():
         if job not in state.ledger.holders(device):
             raise InvariantError(f"job {job.id} is wanted on device {device} but not entered for it")
+
+
+def _is_aside(job: Gang) -> bool:
+    """Return True if ``job`` has ended or its node is silent, so that the ledger does not have the job."""
+    return job.state.ended or job.processes.cut_off

@@ -11,6 +11,7 @@ from itertools import cycle, islice
 
 from gpuslice.sched_core.jobs.facts import Purpose, Stage
 from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.states import Trigger
 
 from .events import Bring, FindPort, Kill, Launch, Notice, Plain
 from .node_map import listed
@@ -19,8 +20,12 @@ from .state import State
 
 def launch(state: State, job: Gang, now: float) -> None:
     """Start the command of ``job`` on nodes that are chosen now, with all that it needs before."""
+    nodes = _choose(state, job)
+    if not nodes:
+        state.reconcile_later(job)  # until a node that it may be on answers again
+        return
     job.command.prepare(now)
-    job.nodes = _choose(state, job)
+    job.nodes = nodes
     state.nodes.confine(job)
     if state.nodes.origin(job):
         job.command.go_on(Stage.BRINGING)
@@ -30,9 +35,16 @@ def launch(state: State, job: Gang, now: float) -> None:
 
 
 def bring(state: State, job: Gang) -> Bring:
-    """Return the order to bring the state of ``job`` to its nodes."""
-    sources = state.nodes.origin(job)
-    return Bring(job.id, job.attempt, sources, state.nodes.named(job.nodes)[: len(sources)])
+    """Return the order to bring the state of ``job`` to its nodes.
+
+    A node that is not waited for any more is no source: any other that has a state will do.
+    """
+    origin, without = state.nodes.origin(job), state.nodes.named(job.relocation.without)
+    targets = state.nodes.named(job.nodes)[: len(origin)]
+    sources = tuple(
+        target if source in without else source for source, target in zip(origin, targets, strict=True)
+    )
+    return Bring(job.id, job.attempt, sources, targets)
 
 
 def meet(state: State, job: Gang) -> None:
@@ -57,21 +69,26 @@ def relocate(state: State, job: Gang, now: float) -> None:
     nodes = state.nodes
     if job.relocating or not nodes.can_leave(job):
         return
-    job.relocation.leave_node(now, loses_time=bool(job.state_nodes))
     goals = nodes.of(job.wanted) or nodes.state_nodes(job)
     there = ", ".join(nodes.named(tuple(sorted(set(goals)))))
     job.history.append((now, f"to be started on {there or 'this node'}"))
+    leave(state, job, "it goes to another node", now)
+
+
+def leave(state: State, job: Gang, reason: str, now: float) -> None:
+    """End the processes of ``job`` for ``reason``, so that others can be started on nodes that are there."""
+    job.relocation.leave_node(now, loses_time=bool(job.state_nodes))
     job.command.end_for(Purpose.RELOCATE)
-    state.order(Kill(job.id, "it goes to another node", job.attempt, Purpose.RELOCATE))
+    state.order(Kill(job.id, reason, job.attempt, Purpose.RELOCATE))
 
 
 def go_back(state: State, job: Gang, reason: str, now: float) -> bool:
     """End what ``job`` has on other nodes, where its state cannot be, to start it where the state is.
 
-    Return False if that is impossible: the state is on a lost node, or the job was to stay there before.
+    Return False if that is impossible: the state is on a silent node, or the job was to stay there before.
     """
     nodes = state.nodes
-    if not job.state_nodes or nodes.any_lost(job.state_nodes) or job.told_to_end or job.relocation.stays:
+    if not job.state_nodes or nodes.any_silent(job.state_nodes) or job.told_to_end or job.relocation.stays:
         return False
     there, home = listed(nodes.named(job.nodes)), listed(nodes.named(nodes.state_nodes(job)))
     job.relocation.leave_node(now, loses_time=True)
@@ -89,6 +106,9 @@ def go_on(state: State, job: Gang, now: float) -> None:
     """Start ``job``, which has no process left on its former nodes, on its new nodes."""
     former = job.nodes
     job.relocation.carry(state.switch_costs.state_bytes(job))
+    if job.lease:  # its node is lost, so nobody has told it to park
+        job.stand_still()
+        state.leave(job, Trigger.EMPTY, now)
     job.begin_elsewhere(now)
     state.switch_costs.forget(job)
     launch(state, job, now)
@@ -125,12 +145,12 @@ def _choose(state: State, job: Gang) -> tuple[int, ...]:
     """Return the node to start each rank of ``job`` on.
 
     These are the nodes of its devices if it is to have some, else those of its state, else those with the
-    least load. Those of its state come first if that cannot be brought.
+    least load, or none if no node answers. Those of its state come first if that cannot be brought.
     """
     nodes = state.nodes
     if nodes.single:
         return (0,) * len(job.ranks)
-    home = job.state_nodes and not nodes.any_lost(job.state_nodes)
+    home = job.state_nodes and not nodes.any_silent(job.state_nodes)
     home = home and job.command.not_for.keys().isdisjoint(job.state_nodes)
     if job.wanted and not (home and job.relocation.stays):
         wanted = nodes.of(job.wanted)
@@ -149,8 +169,8 @@ def _least_loaded(state: State, job: Gang) -> tuple[int, ...]:
                 load[node] += 1
     sizes = state.nodes.cluster.node_sizes
     fitting = state.nodes.fitting(job)
-    if not any(sizes[node] for node in fitting):  # those are lost: it is started when one of them is found
-        sizes = state.nodes.whole.node_sizes
+    if not any(sizes[node] for node in fitting):
+        return ()  # none of them answers
     nodes = sorted(
         (node for node in fitting if sizes[node]),
         key=lambda n: (sizes[n] < len(job.ranks), load[n] / sizes[n], n),

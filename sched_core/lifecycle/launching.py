@@ -16,7 +16,7 @@ from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.types import shortened
 
 from . import restarts, unfit_nodes
-from .events import Brought, Exited, Kill, PortFound, StateWaits
+from .events import Brought, Exited, Kill, Notice, PortFound, StateWaits
 from .job_steps import close_if_gone, end
 from .launches import bring, go_back, meet, start
 from .node_map import listed
@@ -42,6 +42,11 @@ def take(state: State, job: Gang, event: Brought | StateWaits | PortFound, now: 
     match event:
         case StateWaits():
             job.command.wait_for_state(event.reason)
+        case Brought(gone=True) if job.spec.max_restarts and not job.told_to_end:
+            job.state_nodes = ()
+            job.history.append((now, "its state is gone: it begins anew"))
+            state.order(Notice("begins_anew", job.id, {"reason": event.error}))
+            meet(state, job)
         case Brought(error=error) if error and go_back(state, job, error, now):
             pass
         case Brought(error=error) if error:

@@ -1,13 +1,15 @@
-"""The nodes as the core knows them: their devices, which of them are lost, and where jobs have processes."""
+"""The nodes as the core knows them: their devices, which of them answer, and where jobs have processes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from math import inf
 from types import MappingProxyType
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
+from gpuslice.sched_core.jobs.facts import Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.types import DeviceName
 
@@ -27,15 +29,16 @@ class NodeMap:
     Attributes
     ----------
     whole, cluster
-        All nodes, and the cluster without those that are lost.
+        All nodes, and the cluster without those that are silent or lost.
     """
 
     def __init__(self, devices: Sequence[DeviceName], sockets: int = 1, *, spread: bool = False) -> None:
         self.spread = spread
         self.whole = self.cluster = _cluster(devices, sockets)
         self._names = tuple(devices[self.whole.on(node)[0]].node if devices else "" for node in self.numbers)
-        #: Lost nodes, and since when.
-        self._lost: dict[int, float] = {}
+        #: The nodes that do not answer, and since when; those of them whose lease has run out.
+        self._silent: dict[int, float] = {}
+        self._lost: set[int] = set()
 
     @property
     def numbers(self) -> range:
@@ -54,39 +57,46 @@ class NodeMap:
 
     @property
     def lost(self) -> frozenset[str]:
-        """The names of the nodes that are lost."""
+        """The names of the nodes that are lost: their lease has run out."""
         return frozenset(self._names[node] for node in self._lost)
 
     @property
-    def lost_since_s(self) -> Mapping[int, float]:
-        """The numbers of the lost nodes, and since when each is lost; for reading."""
-        return MappingProxyType(self._lost)
+    def silent(self) -> frozenset[str]:
+        """The names of the nodes that do not answer. Those that are lost are among them."""
+        return frozenset(self._names[node] for node in self._silent)
+
+    @property
+    def silent_since_s(self) -> Mapping[int, float]:
+        """The numbers of the nodes that do not answer, and since when; for reading."""
+        return MappingProxyType(self._silent)
 
     def named(self, nodes: Sequence[int]) -> tuple[str, ...]:
         """Return the names of ``nodes``."""
         return tuple(self._names[node] for node in nodes)
 
+    def fall_silent(self, name: str, now: float) -> None:
+        """Note that node ``name`` does not answer since ``now``.
+
+        Raises
+        ------
+        UsageError
+            If there is no such node.
+        """
+        self._silent.setdefault(self._number(name), now)
+        self.cluster = self.whole.without(self._silent)
+
     def lose(self, name: str, now: float) -> None:
-        """Note that nothing is heard of node ``name`` since ``now``.
+        """Note that the lease of the silent node ``name`` has run out. Raise as `fall_silent`."""
+        self.fall_silent(name, now)
+        self._lost.add(self._number(name))
 
-        Raises
-        ------
-        UsageError
-            If there is no such node.
-        """
-        self._lost.setdefault(self._number(name), now)
-        self.cluster = self.whole.without(self._lost)
-
-    def find(self, name: str) -> None:
-        """Note that the lost node ``name`` is back.
-
-        Raises
-        ------
-        UsageError
-            If there is no such node.
-        """
-        self._lost.pop(self._number(name), None)
-        self.cluster = self.whole.without(self._lost)
+    def find(self, name: str) -> int:
+        """Note that node ``name`` answers again. Return its number. Raise as `fall_silent`."""
+        number = self._number(name)
+        self._silent.pop(number, None)
+        self._lost.discard(number)
+        self.cluster = self.whole.without(self._silent)
+        return number
 
     def _number(self, name: str) -> int:
         if name not in self._names:
@@ -97,14 +107,18 @@ class NodeMap:
         """Return the node of each of ``devices``."""
         return tuple(self.whole.node_of[device] for device in devices)
 
-    def any_lost(self, nodes: Sequence[int]) -> bool:
-        """Return True if one of ``nodes`` is lost."""
-        return not self._lost.keys().isdisjoint(nodes)
+    def any_silent(self, nodes: Sequence[int]) -> bool:
+        """Return True if one of ``nodes`` does not answer."""
+        return not self._silent.keys().isdisjoint(nodes)
+
+    def all_lost(self, nodes: Sequence[int]) -> bool:
+        """Return True if the lease of each of ``nodes`` has run out."""
+        return self._lost.issuperset(nodes)
 
     def check_usable(self, devices: Sequence[int]) -> None:
-        """Raise ``UsageError`` if one of ``devices`` is on a lost node."""
-        if self.any_lost(self.of(devices)):
-            names = ", ".join(sorted(self.lost))
+        """Raise ``UsageError`` if one of ``devices`` is on a node that does not answer."""
+        if self.any_silent(self.of(devices)):
+            names = ", ".join(sorted(self.silent))
             raise UsageError(
                 f"nothing is heard of node {names}", "name devices of other nodes, or wait for it"
             )
@@ -127,8 +141,28 @@ class NodeMap:
         return not self.single and self.of(job.wanted) != nodes_of_ranks(job, len(job.wanted))
 
     def cut_off(self, job: Gang) -> bool:
-        """Return True if ``job`` has processes on a lost node."""
-        return bool(self._lost) and not job.processes_gone and self.any_lost(job.nodes)
+        """Return True if ``job`` has processes on a node that does not answer."""
+        return bool(self._silent) and not job.processes_gone and self.any_silent(job.nodes)
+
+    def awaited(self, job: Gang) -> tuple[int, ...]:
+        """Return the nodes that do not answer and that ``job`` cannot go on without.
+
+        These have its processes, or its state while it has no process. They do not count any more once the
+        job was told to go on without them.
+        """
+        if not self._silent or job.state.ended:
+            return ()
+        if job.command.stage is Stage.STARTED:
+            needed = job.nodes
+        else:
+            needed = () if job.spec.relaunch else self.state_nodes(job)[: job.keepers]
+        return tuple(sorted(self._silent.keys() & set(needed) - set(job.relocation.without)))
+
+    def waits_until_s(self, job: Gang) -> float:
+        """Return until when ``job`` waits for the nodes that it needs; infinite if it waits for none."""
+        since_s = [self._silent[node] for node in self.awaited(job)]
+        patience_s = job.spec.wait_for_node_s if job.may_have_begun(min(since_s, default=0.0)) else 0.0
+        return min(since_s) + patience_s if since_s else inf
 
     def state_nodes(self, job: Gang) -> tuple[int, ...]:
         """Return the node of each rank's newest state, even if another number of ranks left it."""
@@ -148,10 +182,10 @@ class NodeMap:
         """Return True if ``job``, which is parked, can go on elsewhere: with no state, or one to be sent.
 
         The scheduler does not know the checkpoints of a command that is started anew for other devices. They
-        count as being where it trained, unless that node is lost.
+        count as being where it trained, unless that node does not answer.
         """
         if job.spec.relaunch:
-            return not job.state_nodes or self.any_lost(job.state_nodes)
+            return not job.state_nodes or self.any_silent(job.state_nodes)
         return not job.relocation.stays and (not job.width or job.portable)
 
     def on_its_way(self, job: Gang) -> bool:

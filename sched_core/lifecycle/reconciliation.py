@@ -57,7 +57,7 @@ class Reconciliation:
         return min(min(tries, default=inf), min(map(timeouts.due_s, jobs), default=inf))
 
     def _reconcile(self, job: Gang, now: float) -> None:
-        if now >= job.not_before_s:
+        if now >= job.not_before_s and not self._state.is_awaiting(job):
             self._offer(job, now)
         for _ in range(MOST_STEPS + 1):
             step = next_step(job, self._state, now)
@@ -68,7 +68,7 @@ class Reconciliation:
                 return  # stopping is tried again after a pause
         else:
             raise InvariantError(f"job {job.id} goes on after {MOST_STEPS} steps")
-        if now >= job.not_before_s and _is_there(job):
+        if now >= job.not_before_s and _is_there(job) and not self._state.is_awaiting(job):
             self._state.unreconciled.pop(job.id, None)
 
     def _take(self, job: Gang, step: Step, now: float) -> None:

@@ -33,11 +33,14 @@ def close(state: State, job: Gang, now: float) -> None:
         unfit_nodes.begin_elsewhere(state, job, now)
         return
     failure = unfit_nodes.verdict(state, job) or _judge(job)
-    job.verdict.judge(failure)
+    absence = _is_absence(job, failure, now)
+    job.verdict.judge(failure, absence=absence)
     wait_s: float | None = None
     over_limit = OVER_MEMORY_LIMIT in failure.reason
     if over_limit:  # with the same limit it would fail the same way
         helps = job.may_grow
+    elif absence:
+        helps = True
     else:
         helps = failure.kind is not Kind.USER and job.failures < job.spec.max_restarts
     if helps and job.may_restart:
@@ -55,6 +58,7 @@ def close(state: State, job: Gang, now: float) -> None:
             job.grow()
         job.move(Trigger.RETRY, now)
         job.begin_again(now + wait_s)
+        job.relaunches += absence  # it is no failure of its own, for which it may be started again
         state.reconcile_later(job)
 
 
@@ -86,6 +90,16 @@ def relaunch_if_gone(state: State, job: Gang, now: float) -> None:
     if not job.held:
         launch(state, job, now)
     state.reconcile_later(job)
+
+
+def _is_absence(job: Gang, failure: Failure, now: float) -> bool:
+    """Return True if ``job`` failed because a node did not answer, and it may begin anew for that.
+
+    What has trained may lose its work with its node. So its owner must allow another attempt at all.
+    """
+    away = job.processes.cut_off or job.processes.unheard
+    may_begin = job.spec.max_restarts > 0 or not job.may_have_begun(now)
+    return away and may_begin and failure.kind is Kind.INFRASTRUCTURE
 
 
 def _judge(job: Gang) -> Failure:

@@ -186,3 +186,7 @@ class State:
     def can_leave(self, job: Gang) -> bool:
         """Return True if new processes on another node could continue ``job`` from its state now."""
         return self.nodes.can_leave(job)
+
+    def is_awaiting(self, job: Gang) -> bool:
+        """Return True if ``job`` cannot go on without a node that does not answer."""
+        return job.processes.cut_off or bool(self.nodes.awaited(job))

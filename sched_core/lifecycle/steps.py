@@ -9,6 +9,7 @@ Rules
 - A refused suspend or resume is tried again when its pause is over.
 - A job that is to be moved to other processes again and again before it has trained waits ever longer. So it
   trains where its processes are as soon as its devices are there.
+- A job whose node is silent takes no step: what it is told cannot arrive, and it may have no node to go to.
 - ``next_step`` changes nothing. The core calls it again after each step, until it returns ``Waits``.
 """
 
@@ -48,7 +49,7 @@ class For(Enum):
     PLAN = "devices of the plan"
     RANKS = "its ranks"
     DEVICE = "a device"
-    NODE = "the node of its state"
+    NODE = "the node of its state, or of its processes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,10 @@ class World(Protocol):
         """Return True if new processes on another node could continue ``job`` from its state now."""
         ...
 
+    def is_awaiting(self, job: Gang) -> bool:
+        """Return True if ``job`` cannot go on without a node that does not answer."""
+        ...
+
 
 _SETTLED = Waits(For.NOTHING)
 
@@ -105,6 +110,10 @@ def next_step(job: Gang, world: World, now: float) -> Step | Waits:
     """
     if job.state.ended:
         return _SETTLED
+    if world.is_awaiting(job):
+        return Waits(For.NODE, reason="waits for a node that is silent")
+    if job.relocating and job.lease:
+        return _ranks("waits for its processes to end, to go on without its node")
     if job.processes.idle_since_s is not None and job.lease and job.lease != job.wanted:
         return Step.GIVE_UP
     if now < job.not_before_s:

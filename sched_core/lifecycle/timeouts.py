@@ -33,7 +33,7 @@ GANG_TIMEOUT_S = 300.0
 
 def due_s(job: Gang) -> float:
     """Return when ``job`` will be late with what it is about to do; infinite if it cannot be late."""
-    if not job.spec.boundary_timeout_s:
+    if not job.spec.boundary_timeout_s or job.processes.cut_off:
         return inf
     if job.processes.idle_since_s is not None and job.lease:
         return job.processes.idle_since_s + job.spec.boundary_timeout_s

@@ -78,6 +78,8 @@ class Blockers:
             "state_bytes": job.relocation.state_bytes,
             "stranded": bool(job.command.unreachable),
             "lost_processes": self._lost(job.nodes),
+            "awaited": self._lost(nodes.awaited(job)),
+            "waits_s": nodes.waits_until_s(job) - self._now_s,
         }
 
     def _since_s(self, job: Gang, absent: bool) -> float:
@@ -135,7 +137,7 @@ class Blockers:
             "bound_to": self._bound_to(job, len(free)),
             "within": () if nodes is None else tuple(map(self._node_name, sorted(nodes))),
             "not_for": tuple((self._node_name(node), why) for node, why in job.command.not_for.items()),
-            "lost": self._lost(self._core.state.nodes.lost_since_s),
+            "lost": self._lost(self._core.state.nodes.silent_since_s),
             "size": len(usable),
             "free": free,
             "taken": taken,
@@ -240,7 +242,7 @@ class Blockers:
     @cached_property
     def _usable(self) -> list[int]:
         """The devices of nodes that are not lost."""
-        lost = self._core.state.nodes.lost_since_s
+        lost = self._core.state.nodes.silent_since_s
         return [device for device in range(len(self._core.devices)) if self._node(device) not in lost]
 
     @cached_property
@@ -255,7 +257,7 @@ class Blockers:
         return self._core.state.nodes.of((device,))[0]
 
     def _lost(self, nodes: Iterable[int]) -> tuple[Lost, ...]:
-        lost = self._core.state.nodes.lost_since_s
+        lost = self._core.state.nodes.silent_since_s
         found = sorted(set(nodes) & lost.keys())
         return tuple(Lost(self._node_name(node), self._now_s - lost[node]) for node in found)
 

@@ -20,7 +20,7 @@ from gpuslice.errors import (
     RemoteProtocolError,
     UsageError,
 )
-from gpuslice.sched_core.job import GRACE_S
+from gpuslice.sched_core.job import DEFAULTS, JobDefaults
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
@@ -88,8 +88,8 @@ class ClientSocket:
         Makes the answers on the status of jobs and devices.
     tcp
         The address to listen at besides, and the directory of keys for that.
-    grace_s
-        How long jobs may take to end when they are asked to, unless they were submitted with another time.
+    defaults
+        The times of jobs that are submitted without them.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class ClientSocket:
         overview: Overview,
         *,
         tcp: tuple[str, Path] | None = None,
-        grace_s: float = GRACE_S,
+        defaults: JobDefaults = DEFAULTS,
     ) -> None:
-        self._grace_s = grace_s
+        self._defaults = defaults
         self._scheduler = scheduler
         self._journal = journal
         self._overview = overview
@@ -257,7 +257,7 @@ class ClientSocket:
             raise EnvironmentUnusableError("the scheduler is about to leave", "`gpuslice up` starts another")
         check(request, self._scheduler.core.devices)
         name = self._free_name(request)
-        spec = make_spec(request, name, self._scheduler.now(), self._grace_s)
+        spec = make_spec(request, name, self._scheduler.now(), self._defaults)
         self._scheduler.submit(spec, Program(request.argv, request.directory, dict(request.environ or {})))
         return Accepted(job=name)
 

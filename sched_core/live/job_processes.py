@@ -33,6 +33,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Launch,
     NodeFound,
     NodeLost,
+    NodeSilent,
     PortFound,
     RankGone,
     StateWaits,
@@ -92,7 +93,7 @@ class JobProcesses:
         if remote is not None:
             self._transfers = remote.transfers
             remote.begin(reports, local.processes.log)
-            remote.changed = self._node_changed
+            remote.changed, remote.answers = self._node_changed, self._node_answers
 
     # The core's orders.
 
@@ -120,7 +121,8 @@ class JobProcesses:
             return
         there = listed(command.targets)
         brought, waits = partial(self._brought, command), partial(self._waits, job, attempt, there)
-        self._transfers.begin(job, command.sources, command.targets, brought, waits)
+        gone = partial(self._brought, command, gone=True)
+        self._transfers.begin(job, command.sources, command.targets, brought, waits, gone)
 
     def _waits(self, name: str, attempt: int, there: str, said: str) -> None:
         """Report, once, that the state of a job cannot be brought now."""
@@ -128,7 +130,7 @@ class JobProcesses:
         if _waits_for(job, attempt, Stage.BRINGING) and not job.command.unreachable:
             self._occur(StateWaits(name, attempt, there, shortened(said, _SAID_CHARACTERS)))
 
-    def _brought(self, command: Bring, error: str) -> None:
+    def _brought(self, command: Bring, error: str, *, gone: bool = False) -> None:
         """Report that a state has arrived, or why not. Nobody waits for a transfer that was cancelled."""
         if not _waits_for(self._core.jobs[command.job], command.attempt, Stage.BRINGING):
             return
@@ -136,7 +138,7 @@ class JobProcesses:
         if error:
             with suppress(OSError), self._local.processes.log(command.job, "err").open("a") as log:
                 log.write(f"{launching.not_brought(command.targets, error)}\n")
-        self._occur(Brought(command.job, command.attempt, error))
+        self._occur(Brought(command.job, command.attempt, error, gone))
 
     def _start(self, node: str, job: Gang) -> None:
         """Start the command of ``job`` on ``node``. If the job is to end by now, report its end there."""
@@ -149,8 +151,8 @@ class JobProcesses:
             assert self._remote is not None
             host = self._remote.addresses[nodes[0]]
             program = on_node(program, nodes, node, host=host, port=job.command.port)
-        if node and job.spec.max_restarts:
-            environ[LEASED] = "1"  # if the node is lost, it is started elsewhere
+        if node:
+            environ[LEASED] = "1"  # if the node is lost, it may be started elsewhere
         self._node(node).launch(job.id, program, environ, job.attempt)
 
     def _end(self, job: Gang, grace_s: float) -> None:
@@ -160,8 +162,10 @@ class JobProcesses:
         if job.command.stage in _BEFORE_START:
             self._occur(Exited(job.id, KILLED, attempt=job.attempt))
             return
-        for name in dict.fromkeys(self._nodes_of(job)):
+        nodes = tuple(dict.fromkeys(self._nodes_of(job)))
+        for name in nodes:
             self._node(name).end(job.id, job.attempt, grace_s=grace_s)
+        self._give_up_silent(job, nodes)
 
     # What another scheduler, or an agent that was away, has to be asked.
 
@@ -182,15 +186,15 @@ class JobProcesses:
                 return  # that was the last of it
             if job.command.stage in _BEFORE_START:
                 self._go_on(job, node)
-            elif node in self._core.state.nodes.lost:
-                self._give_up(job, node)
+            elif node in self._core.state.nodes.silent:
+                self._give_up_silent(job, (node,))
             else:
                 self._node(node).find(self._sought(job, node))
 
     def _go_on(self, job: Gang, node: str) -> None:
         """Ask ``node`` for the port that ``job`` waits for. End the command if it is not to be started."""
         lost = f"gpuslice: node {node} was lost" if node in self._core.state.nodes.lost else ""
-        if lost or job.told_to_end:
+        if job.told_to_end:
             if self._transfers is not None:
                 self._transfers.cancel(job.id)
             self._occur(Exited(job.id, KILLED, lost, attempt=job.attempt))
@@ -212,8 +216,20 @@ class JobProcesses:
             copied=self._remote.copied(job.id, node) if self._remote and node else (0, 0),
         )
 
+    def _give_up_silent(self, job: Gang, nodes: tuple[str, ...]) -> None:
+        """Report the end of ``job``, which is told to end, on those of ``nodes`` that cannot say so.
+
+        A lost node has stopped its processes, and ends them before they could go on. A process that was never
+        given devices does nothing on a node that is only silent.
+        """
+        known, attempt = self._core.state.nodes, job.attempt
+        over = known.lost if job.processes.placed else known.silent
+        for node in nodes:
+            if job.told_to_end and job.attempt == attempt and node in over:
+                self._give_up(job, node)
+
     def _give_up(self, job: Gang, node: str) -> None:
-        """Report the end of what ``job`` has on ``node``, which is lost."""
+        """Report the end of what ``job`` has on ``node``, which does not answer."""
         attempt = job.attempt
         for rank, pid in self._ranks_on(job, node):
             self._occur(RankGone(job.id, rank, pid=pid, attempt=attempt))
@@ -225,11 +241,11 @@ class JobProcesses:
         return tuple((rank, pid) for rank in ranks for pid in processes_of(job, rank))
 
     def _node_changed(self, node: RemoteNode) -> None:
-        """Act on a node whose agent has joined, or which counts as lost: look for its processes."""
+        """Act on a node whose agent has joined, or which is silent or lost: look for its processes."""
         ours = [job for job in self._core.jobs.values() if not job.processes_gone]
         ours = [job for job in ours if node.name in self._nodes_of(job)]
         attempts = [job.attempt for job in ours]
-        if node.joined:
+        if not node.silent:
             self._disconnected(node.name)
             # While nothing was heard of them they may have been started elsewhere.
             present = {job.id: job.attempt for job in ours}
@@ -237,14 +253,28 @@ class JobProcesses:
                 before = present.get(name, MAX_COUNT) - 1  # what is not ours has no present attempt there
                 if before >= 0:
                     node.end(name, before, grace_s=0.0)
-        if node.name in self._core.state.nodes.lost:
-            if node.joined:
-                self._occur(NodeFound(node.name))
-        elif not node.joined:
-            self._occur(NodeLost(node.name))
+        self._tell_state(node, anew=bool(ours))
         for job, attempt in zip(ours, attempts, strict=True):
             if job.attempt == attempt:
                 self._find(job, (node.name,))
+
+    def _node_answers(self, node: RemoteNode) -> None:
+        """Act on a node that was silent and answers again: nothing there has changed."""
+        self._tell_state(node, anew=False)
+
+    def _tell_state(self, node: RemoteNode, *, anew: bool) -> None:
+        """Tell the core whether ``node`` answers, is silent or is lost, if that is news.
+
+        ``anew`` is True if its agent has joined anew, and jobs have processes there, which have to greet.
+        """
+        assert self._remote is not None
+        known, name = self._core.state.nodes, node.name
+        if not node.silent and (anew or name in known.silent):
+            self._occur(NodeFound(name, anew))
+        elif name in self._remote.lost and name not in known.lost:
+            self._occur(NodeLost(name))
+        elif node.silent and name not in known.silent:
+            self._occur(NodeSilent(name))
 
     # What the nodes report.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuslice.errors import UsageError
 from gpuslice.job_request import JobRequest
-from gpuslice.sched_core.job import GRACE_S, JobSpec
+from gpuslice.sched_core.job import DEFAULTS, JobDefaults, JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.types import DeviceName, Route, shortened
 from gpuslice.verbs import Submit
@@ -34,8 +34,8 @@ def check(request: Submit, devices: Sequence[DeviceName]) -> None:
         )
 
 
-def make_spec(request: Submit, name: str, now_s: float, grace_s: float = GRACE_S) -> JobSpec:
-    """Return the job of ``request``, which was checked. ``grace_s`` is for a job that states none."""
+def make_spec(request: Submit, name: str, now_s: float, defaults: JobDefaults = DEFAULTS) -> JobSpec:
+    """Return the job of ``request``, which was checked. ``defaults`` are for what it does not state."""
     asked: dict[str, Any] = {
         field: getattr(request, field)
         for field in JobRequest.__struct_fields__
@@ -43,7 +43,10 @@ def make_spec(request: Submit, name: str, now_s: float, grace_s: float = GRACE_S
     }
     assigned = {
         "steps": request.steps or request.max_steps,
-        "grace_s": grace_s if request.grace_s is None else request.grace_s,
+        "grace_s": defaults.grace_s if request.grace_s is None else request.grace_s,
+        "wait_for_node_s": (
+            defaults.wait_for_node_s if request.wait_for_node_s is None else request.wait_for_node_s
+        ),
         "trial_batches": request.trial_batches if request.trial else 0,
         "deadlines": ((request.deadline_s, 1.0),) if request.deadline_s else (),
     }

@@ -93,6 +93,8 @@ class Facts:
         True if its state cannot be brought now.
     lost_processes, lost
         Nodes that do not answer: those of its processes, and all.
+    awaited, waits_s
+        The nodes that it waits for because they have its processes or its state, and for how much longer.
     bound_to
         Devices that alone can have its state, as far as others have them.
     within
@@ -130,6 +132,8 @@ class Facts:
     state_bytes: int = 0
     stranded: bool = False
     lost_processes: tuple[Lost, ...] = ()
+    awaited: tuple[Lost, ...] = ()
+    waits_s: float = 0.0
     # on devices
     lease: tuple[str, ...] = ()
     finishing: bool = False

@@ -44,6 +44,11 @@ def _ended(facts: Facts) -> str | None:
 
 
 def _node_lost(facts: Facts) -> str | None:
+    if facts.awaited:
+        (node, for_s), *_ = facts.awaited
+        what = "its processes are" if facts.exists else "its state is"
+        left = f"waits for {span(facts.waits_s)} more" if facts.waits_s > 0 else "goes on without it soon"
+        return f"{what} on {node}, which has been silent for {span(for_s)}; {left} (--wait-for-node)"
     if not facts.lost_processes or not facts.exists:
         return None
     (node, for_s), *_ = facts.lost_processes

@@ -219,6 +219,7 @@ class NodeAgent:
         if problem:
             node.refuse(order.job, order.attempt, f"gpuslice: node {self._name} cannot start it: {problem}")
         else:
+            self._lease.started(order.job)
             node.launch(order.job, program, {**order.environ, **self._environ}, order.attempt)
 
     def _receive(self) -> None:
@@ -240,6 +241,8 @@ class NodeAgent:
             elif isinstance(message, Heard):
                 self._lease.renew(message.beat, message.lost_after_s)
             else:
+                if isinstance(message, WatchRank | End):
+                    self._lease.is_known(message.job)
                 self._session.obey(message)
 
     def _send(self, message: FromNode) -> None:

@@ -15,6 +15,7 @@ from gpuslice.sched_core.jobs.program import Program
 
 from .curve import KeyAuthenticator, scheduler_keys
 from .endpoint import bind_tcp
+from .lease import SILENT_AFTER_S
 from .log_copies import LogCopies
 from .node import Connection, Reports, Sought
 from .node_wire import (
@@ -49,6 +50,8 @@ from .transfers import Command, Transfers
 
 #: A node counts as lost after this time without a message of its agent.
 LOST_AFTER_S = 60.0
+#: An agent may take so long to connect to a scheduler that has just begun.
+_FIRST_WORD_S = 15.0
 _MESSAGES_AT_ONCE = 200
 #: Longest wait for an agent's answer that it leaves.
 _DISMISS_S = 10.0
@@ -68,6 +71,8 @@ class RemoteNode:
         True if its agent is connected, as far as is known.
     heard_s
         Time of its last message, or since when a scheduler listens.
+    silent
+        True if it has been silent for ``SILENT_AFTER_S``, or is lost.
     running
         The jobs that its agent has found when it joined.
     misfit
@@ -78,7 +83,7 @@ class RemoteNode:
 
     def __init__(self, name: str, send: Callable[[str, ToNode], object], logs: LogCopies, now: float) -> None:
         self.name = name
-        self.joined = self.came = False
+        self.joined = self.came = self.silent = False
         self.misfit = ""
         self._judged_s = -inf
         self.running: tuple[str, ...] = ()
@@ -149,7 +154,9 @@ class RemoteNodes:
     socket, authenticator
         To be polled; ``receive`` and ``authenticator.answer`` are to be called when they can be read.
     changed
-        Called with a node when it has joined, also after it was lost, and when it counts as lost.
+        Called with a node when its agent has joined, when it falls silent, and when it counts as lost.
+    answers
+        Called with a node that was silent and answers again over the same connection.
     judge
         Called with a node's name and what its agent says that it has, and whether the agent joins with it.
         Returns why the node cannot be used; empty if it can.
@@ -178,6 +185,7 @@ class RemoteNodes:
         self.nodes: dict[str, RemoteNode] = {}
         self._lost: list[RemoteNode] = []
         self.changed: Callable[[RemoteNode], object] = lambda node: None
+        self.answers: Callable[[RemoteNode], object] = lambda node: None
         self.judge: Callable[[str, bytes, bool], str] = lambda name, facts, joins: ""
         self.absent: Callable[[str], object] = lambda name: None
         #: Since when agents are awaited of whom nothing was ever heard. None: not yet.
@@ -237,25 +245,39 @@ class RemoteNodes:
         self._awaited_s = self._clock.now()
 
     def attend(self) -> None:
-        """Report nodes that have been silent for too long, or whose agents have not joined in time."""
+        """Report nodes that have fallen silent, that are lost, or whose agents have not joined in time."""
         now = self._clock.now()
         if self._awaited_s is not None and now - self._awaited_s >= COME_S:
             self._awaited_s = None
             for node in [node for node in self.nodes.values() if not node.came and node not in self._lost]:
                 self.absent(node.name)
         for node in self.nodes.values():
-            if now - node.heard_s >= self._lost_after_s and node not in self._lost:
-                node.joined = False
-                self._lost.append(node)
+            silent_s = now - node.heard_s
+            if silent_s >= self._silent_after_s(node) and not node.silent:
+                node.silent = True
                 self.changed(node)
+            if silent_s >= self._lost_after_s and node not in self._lost:
+                self._lose(node)
+
+    def _silent_after_s(self, node: RemoteNode) -> float:
+        return min(SILENT_AFTER_S if node.came else _FIRST_WORD_S, self._lost_after_s)
+
+    def _lose(self, node: RemoteNode) -> None:
+        node.joined, node.silent = False, True
+        self._lost.append(node)
+        self.changed(node)
 
     @property
     def next_deadline_s(self) -> float | None:
         """When ``attend`` must be called, even if nothing happens; None for never."""
-        awaited = [node.heard_s for node in self.nodes.values() if node not in self._lost]
-        come_s = inf if self._awaited_s is None else self._awaited_s + COME_S
-        due_s = min(min(awaited, default=inf) + self._lost_after_s, come_s)
-        return None if due_s == inf else due_s
+        dues_s = [
+            node.heard_s + (self._lost_after_s if node.silent else self._silent_after_s(node))
+            for node in self.nodes.values()
+            if node not in self._lost
+        ]
+        if self._awaited_s is not None:
+            dues_s.append(self._awaited_s + COME_S)
+        return min(dues_s, default=None)
 
     def silent_s(self, node: RemoteNode) -> float:
         """Return for how long nothing was heard of ``node``."""
@@ -265,8 +287,7 @@ class RemoteNodes:
         """Count a node without an agent as lost at once, until its agent joins."""
         node = self.nodes[name]
         if not node.joined and node not in self._lost:
-            self._lost.append(node)
-            self.changed(node)
+            self._lose(node)
 
     def dismiss(self) -> None:
         """Tell all connected agents to leave, and wait for their answers."""
@@ -294,6 +315,9 @@ class RemoteNodes:
                 self._send(node.name, Rejoin())
             return
         node.heard_s = self._clock.now()
+        if node.silent:
+            node.silent = False
+            self.answers(node)
         match message:
             case FromRank():
                 connection = Connection(node.name, message.identity)
@@ -327,7 +351,8 @@ class RemoteNodes:
             if not message.running:
                 self.give_up(node.name)
             return
-        node.joined, node.heard_s, node.running = True, self._clock.now(), message.running
+        node.joined, node.silent = True, False
+        node.heard_s, node.running = self._clock.now(), message.running
         if node not in self._lost:
             self._answer(node, message)
             self.changed(node)

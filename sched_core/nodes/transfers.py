@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import IO, NamedTuple
 
-from gpuslice.errors import EnvironmentUnusableError
+from gpuslice.errors import EnvironmentUnusableError, StateGoneError
 
 from .processes import watch
 
@@ -17,6 +17,8 @@ from .processes import watch
 _SAID_BYTES = 4096
 #: Exit code of the command if the only problem is a node that cannot be reached now.
 UNREACHABLE = EnvironmentUnusableError.exit_code
+#: Exit code of the command if no node that can be reached has the state.
+GONE = StateGoneError.exit_code
 #: The command that brings the newest snapshot of a job to other nodes: its name, from which node each rank's
 #: comes, as far as anybody knows, and where it goes.
 Command = Callable[[str, Sequence[str], Sequence[str]], Sequence[str]]
@@ -32,6 +34,7 @@ class _Wish(NamedTuple):
     targets: Sequence[str]
     done: Done
     waiting: Waiting | None
+    gone: Done | None
 
 
 class _Transfer(NamedTuple):
@@ -66,6 +69,7 @@ class Transfers:
         targets: Sequence[str],
         done: Done,
         waiting: Waiting | None = None,
+        gone: Done | None = None,
     ) -> None:
         """Bring the state of each rank of ``job`` to its node, after an earlier transfer; then call ``done``.
 
@@ -75,8 +79,10 @@ class Transfers:
             By rank: a node that should have the state, and where it goes.
         waiting
             If given, it is tried again, and this called, for as long as a node cannot be reached.
+        gone
+            If given, called instead of ``done`` if no node that can be reached has the state.
         """
-        self._queued.append(_Wish(job, sources, targets, done, waiting))
+        self._queued.append(_Wish(job, sources, targets, done, waiting, gone))
         self._begin_queued()
 
     def under_way(self, job: str) -> bool:
@@ -102,6 +108,8 @@ class Transfers:
             if code == UNREACHABLE and wish.waiting is not None:
                 self._queued.insert(0, wish)
                 wish.waiting(said)
+            elif code == GONE and wish.gone is not None:
+                wish.gone(said)
             else:
                 wish.done("" if code == 0 else said or f"exit code {code}")
         self._begin_queued()

@@ -11,7 +11,7 @@ import pytest
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.job import WAIT_FOR_NODE_S, JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
@@ -315,11 +315,11 @@ def test_after_its_node_is_lost_it_begins_elsewhere(*, relaunch: bool) -> None:
     driver.progress("e", 5)
     assert job.lease in ((2,), (3,))
     driver.do(NodeLost("b"))
+    assert kills(driver.wake(WAIT_FOR_NODE_S))
     for rank in job.ranks:
         driver.do(RankGone("e", rank.number))
-    driver.do(Exited("e", -9))
-    commands = driver.wake(2.0)
-    assert [bring.sources for bring in brings(commands)] == ([] if relaunch else [("b",)])
+    commands = driver.do(Exited("e", -9))
+    assert [bring.sources for bring in brings(commands)] == ([] if relaunch else [("",)])
     launch = launches(commands)[0] if relaunch else brought(driver, "e")
     assert set(launch.nodes) == {""}
 

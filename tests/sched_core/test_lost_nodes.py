@@ -78,16 +78,23 @@ class World(Driver):
 
     def start(self, number: int, demand: int, **more: Any) -> None:
         spec = JobSpec(
-            id=f"j{number}", submit_s=self.now_s, devices=demand, max_restarts=9, expected_s=300.0, **more
+            id=f"j{number}",
+            submit_s=self.now_s,
+            devices=demand,
+            max_restarts=9,
+            expected_s=300.0,
+            wait_for_node_s=0.0,
+            **more,
         )
         self.do(Submitted(spec, PROGRAM))
 
     def lose(self, node: str) -> None:
         """It is lost, and so are the processes there, as the shell says."""
         self.do(NodeLost(node))
+        self.wake(0.0)
         for job in list(self.core.jobs.values()):
             nodes = self.core.state.nodes.named(job.nodes)
-            if not job.processes_gone and node in nodes:
+            if job.told_to_end and not job.processes_gone and node in nodes:
                 for rank in [rank for rank in job.there() if nodes[rank.number] == node]:
                     self.do(RankGone(job.id, rank.number))
                 if set(nodes) == {node}:
@@ -247,6 +254,6 @@ def test_a_gang_that_is_larger_than_what_is_left_waits_for_the_node() -> None:
     here.lose("c")
     here.go(20)
     job = here.core.jobs["j0"]
-    assert (job.state, set(job.nodes)) == (JobState.QUEUED, {0, 1})
+    assert (job.state, set(job.nodes)) == (JobState.SUSPENDED, {0, 1})
     here.do(NodeFound("c"))
     assert here.finish() == [JobState.SUCCEEDED]

@@ -9,7 +9,7 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.job import WAIT_FOR_NODE_S, JobSpec
 from gpuslice.sched_core.jobs.facts import Purpose
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
@@ -407,7 +407,7 @@ def test_a_node_that_nobody_knows_is_an_error() -> None:
         Driver(1, Scripted(), NODES).do(NodeLost("c"))
 
 
-def test_a_job_of_a_lost_node_is_started_again_elsewhere() -> None:
+def test_a_job_of_a_lost_node_is_started_elsewhere_when_it_has_waited_long_enough() -> None:
     driver = Driver(1, Scripted(), NODES)
     begun_on = driver.submit("x")
     assert launches(begun_on)[0].nodes == ("",)
@@ -418,14 +418,16 @@ def test_a_job_of_a_lost_node_is_started_again_elsewhere() -> None:
     driver.resumed("a")
     driver.progress("a", 5)
     driver.do(NodeLost("b"))
-    driver.do(RankGone("a", 0))
-    driver.do(Exited("a", -9))
     driver.resumed("x")
     driver.progress("x", 3)
     driver.do(Exited("x", 0))
     driver.do(RankGone("x", 0))
-    assert [bring.sources for bring in brings(driver.wake(2.0))] == [("b",)]
+    assert not kills(driver.wake(WAIT_FOR_NODE_S - 1.0))
+    assert [kill.job for kill in kills(driver.wake(1.0))] == ["a"]
+    driver.do(RankGone("a", 0))
+    assert [bring.sources for bring in brings(driver.do(Exited("a", -9)))] == [("",)]
     assert brought(driver).nodes == ("",)
+    assert driver.core.jobs["a"].failures == 0
 
 
 def test_a_gang_that_was_started_elsewhere_waits_for_all_of_its_ranks() -> None:

@@ -55,6 +55,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
         "boundary_timeout_s": SECONDS | st.just(0.0),
         "on_boundary_timeout": st.sampled_from(["leave", "kill"]),
         "grace_s": SECONDS,
+        "wait_for_node_s": SECONDS,
         "checkpoint_every": COUNTS,
         "route": st.sampled_from(["auto", "tensor", "vmm", "driver"]),
         "env": st.dictionaries(st.sampled_from(["LR", "B"]), TEXT, min_size=1),

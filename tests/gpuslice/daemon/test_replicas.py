@@ -11,6 +11,7 @@ from gpuslice.daemon.replicas import Replicas
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.lifecycle.events import Held, NodeLost, Noted, Released, Reported, Submitted
 from gpuslice.sched_core.nodes.transfers import Done, Transfers, Waiting
+from gpuslice.wire import Progress
 
 from ...sched_core.driver import PROGRAM, Driver, suspended
 
@@ -30,8 +31,9 @@ class Noting(Transfers):
         targets: Sequence[str],
         done: Done,
         waiting: Waiting | None = None,
+        gone: Done | None = None,
     ) -> None:
-        assert waiting is None
+        assert waiting is gone is None
         self.asked.append((job, list(sources), list(targets)))
         self.done.append(done)
 
@@ -64,6 +66,11 @@ class Bench:
             self.replicas.see(event)
             driver.do(Released("a"))
 
+    def save(self, boundary: int) -> None:
+        event = Reported("a", 0, Progress(epoch=1, boundary=boundary + 1, step=boundary, saved=boundary))
+        self.driver.do(event)
+        self.replicas.see(event)
+
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
@@ -90,6 +97,13 @@ def test_one_that_falls_due_while_another_is_on_its_way_is_not_forgotten(bench: 
     assert bench.notes == [Noted("not_replicated", "a", {"to": "b"})]
     bench.park()
     assert len(bench.transfers.asked) == 2
+
+
+def test_checkpoints_are_copied_while_a_job_trains(bench: Bench) -> None:
+    bench.driver.resumed("a")
+    for boundary in (10, 10, 20, 20):
+        bench.save(boundary)
+    assert bench.transfers.asked == [("a", [""], ["b"])]
 
 
 def test_a_snapshot_that_nobody_could_go_on_from_is_not_copied(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gpuslice.errors import IllegalTransitionError
@@ -21,12 +22,13 @@ from gpuslice.sched_core.lifecycle.events import (
     Moved,
     NodeFound,
     NodeLost,
+    NodeSilent,
     PortFound,
     StateWaits,
 )
 from gpuslice.sched_core.policy import Start
 
-from ..driver import PROGRAM, Driver, picture
+from ..driver import PROGRAM, Driver, notices, picture
 from ..relocating import NODES, Quiet, kills, launches, on_its_way, one_parked, plan
 
 LOST = Exited("a", -9, "gpuslice: node b was lost")
@@ -114,28 +116,33 @@ def test_a_state_that_cannot_be_brought_from_a_lost_node_is_a_failure_of_the_inf
     case.is_over()
 
 
-def test_a_node_that_is_lost_before_the_state_is_there(case: Case) -> None:
-    assert not launches(case.do(NodeLost("b")))
-    assert not launches(case.do(LOST))
-    assert case.job.state is JobState.FAILED
-    case.is_over()
-
-
-def test_a_node_that_is_lost_after_the_state_is_there(case: Case) -> None:
-    assert launches(case.do(Brought("a", 1)))
-    case.do(NodeLost("b"))
-    case.do(LOST)
-    assert case.job.state is JobState.FAILED
-    case.is_over()
+@pytest.mark.parametrize("brought", [False, True])
+@pytest.mark.parametrize("silent", [NodeSilent("b"), NodeLost("b")])
+def test_a_command_that_has_not_begun_is_taken_back_from_a_silent_node(
+    case: Case, brought: bool, silent: Event
+) -> None:
+    if brought:
+        assert launches(case.do(Brought("a", 1)))
+    assert Kill("a", "node b does not answer", 1, Purpose.RELOCATE) in case.do(silent)
+    assert launches(case.do(LOST)) == [Launch("a", PROGRAM, 2, ("",))]
+    assert (case.job.failures, case.job.state) == (0, JobState.SUSPENDED)
+    case.refuses(Brought("a", 1))
 
 
 def test_a_state_that_is_there_as_its_node_is_found_again(case: Case) -> None:
-    """The shell has not yet said that the command is given up: it still runs, and is launched."""
+    """The command was taken back, but the shell has not said that it is gone: it is not launched there."""
     case.do(NodeLost("b"))
     case.do(NodeFound("b"))
-    assert launches(case.do(Brought("a", 1)))
-    case.do(Exited("a", 0))
-    assert case.job.state is JobState.SUCCEEDED
+    assert launches(case.do(Brought("a", 1))) == [Launch("a", PROGRAM, 2, ("",))]
+
+
+def test_a_state_that_no_node_has_is_not_waited_for(case: Case) -> None:
+    """Its owner allows another attempt, so it begins anew. No restart is spent on that."""
+    case.job.spec = msgspec.structs.replace(case.job.spec, max_restarts=1)
+    commands = case.driver.do(Brought("a", 1, "no living node has it", gone=True))
+    assert launches(commands) == [Launch("a", PROGRAM, 1, ("b",))]
+    assert [notice.what for notice in notices(commands)] == ["begins_anew"]
+    assert (case.job.failures, case.job.state_nodes) == (0, ())
 
 
 @pytest.mark.parametrize("answer", [Exited("a", -9), Brought("a", 1), Brought("a", 1, "it was given up")])

@@ -26,6 +26,7 @@ class Surroundings:
     blocked_by: Gang | None = None
     elsewhere: bool = False
     portable: bool = True
+    awaits: bool = False
 
     def blocker(self, job: Gang) -> tuple[int, Gang] | None:
         return None if self.blocked_by is None else (job.wanted[0], self.blocked_by)
@@ -35,6 +36,9 @@ class Surroundings:
 
     def can_leave(self, job: Gang) -> bool:
         return self.portable
+
+    def is_awaiting(self, job: Gang) -> bool:
+        return self.awaits
 
 
 def job_in(

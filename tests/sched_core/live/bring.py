@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from gpuslice.errors import GpusliceError
+from gpuslice.errors import GpusliceError, StateGoneError
 from gpuslice.nodes.messages import Held, Missing, decode, encode
 from gpuslice.nodes.receiver import Receiver
 from gpuslice.nodes.routes import boundaries, choose
@@ -22,7 +22,7 @@ def main(file: str, job: str, *targets: str) -> None:
     held = {name: decode_boundaries(boundaries(job, len(targets), flags)) for name, flags in nodes.items()}
     routes = choose(held, targets)
     if routes is None:
-        sys.exit(f"no living node has a whole snapshot of {job}")
+        raise StateGoneError(f"no living node has a whole snapshot of {job}", "")
     for (source, target), ranks in routes.ways.items():
         sender, receiver = Sender(nodes[source]), Receiver(nodes[target], replace=True)
         held = decode(sender.begin(job, ranks, routes.boundary), Held)
@@ -35,4 +35,5 @@ def main(file: str, job: str, *targets: str) -> None:
 try:
     main(*sys.argv[1:])
 except GpusliceError as error:
-    sys.exit(error.message)
+    sys.stderr.write(error.message)
+    sys.exit(error.exit_code)

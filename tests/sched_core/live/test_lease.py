@@ -19,7 +19,7 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import Cancelled, NodeFound, NodeLost
 from gpuslice.sched_core.nodes import exit_record, supervisor
-from gpuslice.sched_core.nodes.lease import LEASED, Lease
+from gpuslice.sched_core.nodes.lease import LEASED, SILENT_AFTER_S, Lease
 from gpuslice.sched_core.nodes.local_node import rank_endpoint
 
 from ...patience import PATIENCE_S
@@ -65,7 +65,7 @@ def renewed(directory: Path) -> tuple[Lease, VirtualClock]:
 @pytest.fixture
 def family() -> Iterator[list[psutil.Process]]:
     """A process that is leased, and its child."""
-    environ = {**os.environ, variable("socket"): ENDPOINT, LEASED: "1"}
+    environ = {**os.environ, variable("socket"): ENDPOINT, LEASED: "1", variable("job"): "a"}
     with subprocess.Popen([sys.executable, "-c", FAMILY], env=environ) as process:
         parent = psutil.Process(process.pid)
         try:
@@ -74,6 +74,28 @@ def family() -> Iterator[list[psutil.Process]]:
         finally:
             for one in [parent, *parent.children()]:
                 one.kill()
+
+
+def test_what_was_just_started_is_stopped_before_the_scheduler_takes_it_back(
+    tmp_path: Path, family: list[psutil.Process]
+) -> None:
+    lease, clock = renewed(tmp_path)
+    lease.started("a")
+    clock.advance_to(1000.0 + 0.8 * SILENT_AFTER_S)
+    lease.enforce()
+    assert not any(stopped(one.pid) for one in family)
+    number = lease.sent()
+    clock.advance_to(1000.0 + 1.75 * SILENT_AFTER_S)
+    lease.enforce()
+    wait_until_stopped(family)
+    lease.renew(number, 10.0)
+    assert stopped(family[0].pid), "that answer is as old as a silence"
+    lease.renew(lease.sent(), 10.0)
+    wait_for(lambda: not any(stopped(one.pid) for one in family))
+    lease.is_known("a")
+    clock.advance_to(1000.0 + 2.8 * SILENT_AFTER_S)
+    lease.enforce()
+    assert not any(stopped(one.pid) for one in family)
 
 
 def test_it_ends_a_tenth_before_the_scheduler_takes_the_node_for_lost(
@@ -247,7 +269,7 @@ def cut(tmp_path: Path) -> Iterator[Cut]:
 
 
 def test_a_job_that_is_started_elsewhere_does_not_run_twice(cut: Cut) -> None:
-    job = cut.leased("a", max_restarts=1)
+    job = cut.leased("a", max_restarts=1, wait_for_node_s=0)
     pid = job.ranks[0].pid
     cut.proxy.cut()
     wait_for(lambda: stopped(pid))  # before anything is started elsewhere: nobody serves

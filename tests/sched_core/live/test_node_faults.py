@@ -138,7 +138,7 @@ def test_what_still_runs_on_a_lost_node_is_dead_before_its_devices_are_given(lon
     site = long.site
     site.begin_agent()
     site.run(lambda: site.remote.nodes["b"].joined)
-    job = site.on_b("a", site.directory / "enough", max_restarts=1)
+    job = site.on_b("a", site.directory / "enough", max_restarts=1, wait_for_node_s=0)
     pid = job.ranks[0].pid
     long.begin()
     site.run(lambda: bool(site.happened(NodeLost)) and job.attempt == 1)

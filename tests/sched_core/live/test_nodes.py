@@ -14,6 +14,7 @@ import pytest
 from gpuslice.clock import MonotonicClock
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.accounts import Activity
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
@@ -24,6 +25,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Exited,
     NodeFound,
     NodeLost,
+    NodeSilent,
     Noted,
     Reported,
 )
@@ -312,13 +314,13 @@ def test_a_node_that_is_silent_for_long_is_lost_and_what_ran_there_is_ended_when
     site = impatient
     site.begin_agent()
     site.run(lambda: site.remote.nodes["b"].joined)
-    job = site.on_b("a", site.directory / "enough", max_restarts=1)
+    job = site.on_b("a", site.directory / "enough", max_restarts=1, wait_for_node_s=0)
     pid = job.ranks[0].pid
     assert site.agent is not None
     site.agent.send_signal(signal.SIGSTOP)
     site.run(lambda: bool(site.happened(NodeLost)) and job.attempt == 1)
-    failed = [(note.details["class"], note.details["reason"]) for note in site.notes("failed")]
-    assert failed == [("infrastructure", "gpuslice: node b was lost")]
+    assert [note.details["node"] for note in site.notes("went_without")] == ["b"]
+    assert (job.failures, site.notes("failed")) == (0, [])
     site.scheduler.apply_request(Cancelled("here", "make room"))
     site.run(lambda: job.state is JobState.RUNNING)
     assert job.nodes == (0,)
@@ -328,6 +330,44 @@ def test_a_node_that_is_silent_for_long_is_lost_and_what_ran_there_is_ended_when
     assert job.state is JobState.RUNNING
     (site.directory / "enough").touch()
     assert site.finish("a") == [JobState.SUCCEEDED]
+
+
+def test_a_training_goes_on_when_its_node_was_lost_and_is_found(impatient: Site) -> None:
+    site = impatient
+    site.begin_agent()
+    site.run(lambda: site.remote.nodes["b"].joined)
+    job = site.on_b("a", site.directory / "enough")
+    pid = job.ranks[0].pid
+    assert site.agent is not None
+    site.agent.send_signal(signal.SIGSTOP)
+    site.run(lambda: job.activity is Activity.WAITS)
+    assert NodeSilent("b") in site.happened(NodeSilent)
+    assert NodeLost("b") in site.happened(NodeLost)
+    site.agent.send_signal(signal.SIGCONT)
+    site.run(lambda: bool(site.happened(NodeFound)) and job.activity is Activity.TRAINS)
+    assert (job.attempt, job.ranks[0].pid) == (0, pid)
+    (site.directory / "enough").touch()
+    assert site.finish("a") == [JobState.SUCCEEDED]
+
+
+def test_a_job_that_has_not_begun_is_started_elsewhere_when_its_node_is_silent(site: Site) -> None:
+    """Its command is not known to have started there. When the node answers again, it is told to end."""
+    site.begin_agent()
+    site.run(lambda: site.remote.nodes["b"].joined)
+    assert site.agent is not None
+    site.agent.send_signal(signal.SIGSTOP)
+    site.submit("here", site.directory / "never")
+    job = site.submit("a", site.directory / "enough")
+    assert job.nodes == (1,)
+    site.run(lambda: job.nodes == (0,) and job.ready)
+    site.scheduler.apply_request(Cancelled("here", "make room"))
+    site.run(lambda: job.state is JobState.RUNNING)
+    site.agent.send_signal(signal.SIGCONT)
+    site.run(lambda: bool(site.happened(NodeFound)))
+    (site.directory / "enough").touch()
+    assert site.finish("a") == [JobState.SUCCEEDED]
+    assert (job.attempt, job.failures, site.output("a").count("begins")) == (1, 0, 1)
+    assert not site.happened(NodeLost)
 
 
 def test_a_gang_has_ranks_on_both_nodes(site: Site) -> None:

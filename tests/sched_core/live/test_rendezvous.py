@@ -217,13 +217,14 @@ def test_a_gang_that_waits_for_its_port_can_be_cancelled(apart: Apart) -> None:
 
 def test_a_gang_whose_first_node_is_lost_before_it_could_be_asked_is_started_elsewhere(apart: Apart) -> None:
     apart.begin("c")
-    job = apart.gang(max_restarts=1)
+    job = apart.gang()
 
-    def failed() -> bool:
+    def taken_back() -> bool:
         apart.remote.nodes["b"].heard_s = -PATIENCE_S
-        return bool(apart.happened(NodeLost)) and job.failures == 1
+        return bool(apart.happened(NodeLost)) and job.attempt == 1
 
-    apart.run(failed)
+    apart.run(taken_back)
+    assert job.failures == 0
     apart.scheduler.apply_request(Cancelled("here", "make room"))
     apart.trains()
     assert job.nodes == (0, 2)

@@ -8,6 +8,7 @@ import pytest
 
 from gpuslice.errors import UsageError
 from gpuslice.job_request import JobRequest
+from gpuslice.sched_core.job import JobDefaults
 from gpuslice.sched_core.live.submission import check, make_spec
 from gpuslice.types import DeviceName, Route
 from gpuslice.verbs import Submit
@@ -63,10 +64,12 @@ def test_values_that_contradict_each_other_are_refused(fields: dict[str, Any], w
 
 def test_a_job_is_what_was_asked_for_and_what_the_scheduler_assigns() -> None:
     asked: dict[str, Any] = {"devices": 2, "tenant": "t", "deadline_s": 9.0, "trial": True, "relaunch": True}
-    spec = make_spec(request(argv=("python", "x.py", "1"), **asked), "x-1", 5.0, 7.0)
+    spec = make_spec(request(argv=("python", "x.py", "1"), **asked), "x-1", 5.0, JobDefaults(7.0, 8.0))
     assert (spec.id, spec.submit_s, spec.model, spec.due_s) == ("x-1", 5.0, "x.py 1", 14.0)
     assert (spec.devices, spec.tenant, spec.trial_batches, spec.relaunch) == (2, "t", 5, False)
     assert (spec.grace_s, make_spec(request(grace_s=1.0), "x", 0.0).grace_s) == (7.0, 1.0)
+    own = make_spec(request(wait_for_node_s=1.0), "x", 0.0)
+    assert (spec.wait_for_node_s, own.wait_for_node_s) == (8.0, 1.0)
     assert make_spec(request(), "x", 0.0).trial_batches == 0
     assert [make_spec(request(max_steps=9, steps=n), "x", 0.0).steps for n in (0, 5)] == [9, 5]
 

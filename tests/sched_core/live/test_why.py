@@ -48,6 +48,18 @@ def facts(state: JobState = WAITS, **values: object) -> Facts:
             "node b has not answered for 12 s; its processes are there",
         ),
         (
+            "node_lost",
+            facts(awaited=LOST, waits_s=540.0),
+            "its processes are on node b, which has been silent for 12 s; waits for 9 min more"
+            " (--wait-for-node)",
+        ),
+        (
+            "node_lost",
+            facts(awaited=LOST, launched=False, exists=False, waits_s=-1.0),
+            "its state is on node b, which has been silent for 12 s; goes on without it soon"
+            " (--wait-for-node)",
+        ),
+        (
             "relaunching",
             facts(JobState.RELAUNCHING, wanted=("cuda:0", "cuda:1")),
             "its processes are ending, to be started for 2 devices (3.0 s so far)",

@@ -57,6 +57,8 @@ class Run:
         How many there are.
     start
         The boundary from which it goes on.
+    failed, absent
+        Whether it failed by itself, and whether a node of it did not answer.
     harmed
         Whether something went wrong, so that nobody can say where the next attempt begins.
     newest
@@ -69,7 +71,7 @@ class Run:
         self.lockstep = LockStep(ground, (self.job, attempt), plan.step_s)
         self.commands: dict[int, Command] = {}
         self.start = self.newest = 0
-        self.harmed = False
+        self.harmed = self.failed = self.absent = False
 
     def join(self, command: Command, place: int, places: int, count: int) -> None:
         """A launcher has started its part; once all have, so do the ranks."""
@@ -91,6 +93,10 @@ class Run:
         for _, one in sorted(self.commands.items()):
             one.spawn(absent)
 
+    def commands_on(self, node: str) -> list[Command]:
+        """Return the commands on ``node`` that run."""
+        return [one for one in self.commands.values() if one.machine.name == node and one.code is None]
+
     def fails_at(self, rank: RankProcess) -> bool:
         """See whether the script of ``rank`` fails where it is, by itself."""
         draws, key = self.ground.draws, (self.job, self.attempt)
@@ -111,6 +117,8 @@ class Command:
     ----------
     code
         How it has ended; ``None`` before.
+    watched
+        Whether a scheduler has heard of one of its ranks.
     frozen
         Whether all of it is stopped, because the node's lease is over.
     """
@@ -122,7 +130,7 @@ class Command:
         self.job, self.attempt, self.plan = run.job, run.attempt, run.plan
         self.code: int | None = None
         self.said = ""
-        self.frozen = False
+        self.frozen = self.watched = False
         self.leased = "GPUSLICE_LEASED" in environ
         self.numbers: tuple[int, ...] = ()
         self.count = 0
@@ -136,7 +144,7 @@ class Command:
     def begin(self) -> None:
         """Start; the ranks follow when the launchers of all nodes have met."""
         if self.ground.fault(0.04, *self.key, "cannot start"):
-            self.run.harmed = True
+            self.run.harmed = self.run.failed = True
             self.ground.loop.after(START_S, lambda: self._end(1, "MemoryError"))
             return
         self.ground.loop.after(self.ground.lasts_s(START_S, *self.key, "start"), self._meet)
@@ -163,7 +171,7 @@ class Command:
             return
         for number in self.numbers:
             if number in absent:
-                self.run.harmed = True
+                self.run.harmed = self.run.failed = True
             else:
                 self._start(number)
 
@@ -180,6 +188,7 @@ class Command:
             return
         if code:
             self.run.harmed = self.run.harmed or not self._told_to_end
+            self.run.failed = self.run.failed or not self._told_to_end
             self.ground.loop.after(REAP_S, lambda: self._fail(code, said))
         elif not any(one.alive for one in self.processes.values()) and not self._failed:
             self._training += 1

@@ -123,6 +123,7 @@ class Machine:
     def watch_rank(self, job: str, attempt: int, rank: int, pid: int, identity: bytes) -> None:
         """Tell when that process is gone."""
         self._watched.add(pid)
+        self.ranks[pid].command.watched = True
         if not self.ranks[pid].alive:
             self.ended(self.ranks[pid])
 
@@ -171,9 +172,14 @@ class RemoteNode:
 
     def __init__(self, ground: Ground, machine: Machine) -> None:
         self.name, self.machine = machine.name, machine
-        self.joined = self._connected = False
+        self.joined = self.silent = self._connected = False
         self.running: tuple[str, ...] = ()
         self.up, self.down = ground.line(self.name, "up"), ground.line(self.name, "down")
+
+    @property
+    def connected(self) -> bool:
+        """True if its agent is connected, whether or not the scheduler knows."""
+        return self._connected
 
     def join(self, reports: Reports) -> None:
         """Have the agent serve a scheduler, who is told of everything over the line."""
@@ -186,6 +192,10 @@ class RemoteNode:
                 lambda *words: up.send(lambda: reports.port_found(*words)),
             )
         )
+
+    def stall(self, until_s: float) -> None:
+        """Deliver nothing before ``until_s``."""
+        self.up.last_s, self.down.last_s = max(self.up.last_s, until_s), max(self.down.last_s, until_s)
 
     def leave(self) -> None:
         """Cut the agent off."""
@@ -226,6 +236,7 @@ class RemoteNodes:
         self.addresses = {name: name or "here" for name in ("", *nodes)}
         self.lost: set[str] = set()
         self.changed: Callable[[RemoteNode], object] = lambda node: None
+        self.answers: Callable[[RemoteNode], object] = lambda node: None
         self.reports: Reports | None = None
 
     def begin(self, reports: Reports, log: Callable[[str, str], Path]) -> None:
@@ -243,7 +254,7 @@ class RemoteNodes:
         node.up.send(lambda: self._joined(node))
 
     def _joined(self, node: RemoteNode) -> None:
-        node.joined = True
+        node.joined, node.silent = True, False
         self.lost.discard(node.name)
         self.changed(node)
         node.down.send(lambda: self._heard(node))
@@ -253,9 +264,24 @@ class RemoteNodes:
         for command in list(node.machine.commands.values()):
             command.thaw()
 
+    def silence(self, node: RemoteNode) -> None:
+        """Nothing was heard of ``node`` for a while."""
+        if not node.silent:
+            node.silent = True
+            self.changed(node)
+
+    def hear(self, node: RemoteNode) -> bool:
+        """Hear of ``node`` over the same connection. Return False if it has to join anew."""
+        if not node.joined or not node.connected:
+            return False
+        if node.silent:
+            node.silent = False
+            self.answers(node)
+        return True
+
     def lose(self, node: RemoteNode) -> None:
         """Nothing was heard of ``node`` for too long."""
         if node.name not in self.lost:
-            node.joined = False
+            node.joined, node.silent = False, True
             self.lost.add(node.name)
             self.changed(node)

@@ -167,10 +167,10 @@ FAULTS = (
         "plan x lost node",
         "Plan for no device of a lost node: a policy's cluster has none of them",
         node_map.NodeMap,
-        "lose",
-        "self.whole.without(self._lost)",
+        "fall_silent",
+        "self.whole.without(self._silent)",
         "self.whole",
-        seed=286,
+        seed=20,
     ),
     Fault(
         "lease x processes that are gone",

@@ -173,6 +173,7 @@ class RankProcess(Process):
             if elsewhere:
                 raise self.ground.record.violated("a bound job was resumed elsewhere", self.name)
             self.ground.record.note(self.job, self.attempt, "resume refused", self.rank)
+            self.command.run.failed = True
             self.command.run.harmed = True
             self.say(self._refused(running=False, retryable=not for_good))
             self._await()

@@ -50,12 +50,12 @@ class Safety:
             self._runs[job, attempt] = Run(self._ground, self, self._plans[job], attempt, ranks)
         return self._runs[job, attempt]
 
-    def runs_on(self, node: str) -> list[Run]:
-        """Return the attempts with a command on ``node`` that runs."""
+    def runs_with(self, node: str) -> list[Run]:
+        """Return the attempts with a command on ``node``, which may have ended."""
         return [
             run
             for run in self._runs.values()
-            if any(one.machine.name == node and one.code is None for one in run.commands.values())
+            if any(one.machine.name == node for one in run.commands.values())
         ]
 
     def launched(self, command: Command, again: bool) -> None:
@@ -172,14 +172,22 @@ class Safety:
         """Return how many boundaries all ranks of ``job`` have passed."""
         return self._steps[job]
 
-    def judged(self, job: str, failed: bool) -> None:
-        """A job has ended for good: it has not failed unless something has gone wrong."""
+    def judged(self, job: str, failed: bool, restarts: int) -> None:
+        """A job has ended for good: it has not failed unless something has gone wrong.
+
+        A node that does not answer costs a job no restart. The job fails for it only if it had begun there,
+        and may not begin anew.
+        """
         plan, record = self._plans[job], self._ground.record
         runs = [run for run in self._runs.values() if run.job == job]
-        lost = bool(self._ground.scenario.outages)
-        excused = lost or plan.spec.kill_when_late or any(run.harmed for run in runs)
-        if failed and not excused and (job, "not brought") not in record.faults:
+        if plan.spec.kill_when_late or (job, "not brought") in record.faults:
+            return
+        faults = sum(run.failed for run in runs)
+        lost = not plan.spec.max_restarts and any(run.absent and run.newest > run.start for run in runs)
+        if failed and not lost and not faults:
             raise self._violated("a job failed though nothing went wrong", job)
+        if restarts > faults:
+            raise self._violated("a restart was spent on no failure", job, restarts, faults)
 
     def left_over(self) -> list[str]:
         """Return the ranks that still exist."""

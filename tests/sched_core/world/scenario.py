@@ -14,7 +14,8 @@ from .profiles import PROFILES, Profile
 
 #: After so long nothing goes wrong any more, and all do as they are told.
 CALM_S = 60.0
-#: After so long without a word a node is lost.
+#: After so long without a word a node gets nothing new, and after the other it is lost.
+SILENT_AFTER_S = 3.0
 LOST_AFTER_S = 8.0
 
 
@@ -57,12 +58,16 @@ class Wish:
 
 @dataclass(frozen=True)
 class Outage:
-    """From ``from_s`` on for ``for_s`` nothing is heard of a node; if it ``crashes`` it loses all."""
+    """From ``from_s`` on for ``for_s`` nothing is heard of a node.
+
+    If it ``crashes`` it loses all. If it ``stalls``, all of it stands still, and no message is lost.
+    """
 
     node: str
     from_s: float
     for_s: float
     crashes: bool
+    stalls: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,7 @@ def _draw_job(draws: Draws, scenario: Scenario, name: str) -> JobPlan:
         deadlines=((draws.between(10.0, 60.0, name, "deadline"), 1.0),) if is_due else (),
         device_memory_bytes=draws.choice([0, 2, 4], name, "memory"),
         max_steps=draws.choice([0, 0, 0, 6], name, "max steps"),
+        wait_for_node_s=draws.choice([0.0, 12.0, 600.0], name, "wait for node"),
     )
     if (quota := scenario.quotas.get(spec.tenant)) is not None and spec.ranks > quota:
         spec = msgspec.structs.replace(spec, tenant="")
@@ -191,7 +197,8 @@ def _draw_outages(draws: Draws, profile: Profile, nodes: tuple[str, ...]) -> lis
             from_s += draws.between(5.0, 20.0, node, number, "from")
             for_s = draws.between(0.5, 3.0 * LOST_AFTER_S, node, number, "for")
             crashes = draws.chance(0.3, node, number, "crashes")
-            found.append(Outage(node, from_s, for_s, crashes))
+            stalls = not crashes and draws.chance(0.4, node, number, "stalls")
+            found.append(Outage(node, from_s, for_s, crashes, stalls))
             from_s += for_s
     return [outage for outage in found if outage.from_s + outage.for_s < CALM_S - 2.0]
 

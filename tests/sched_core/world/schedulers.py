@@ -58,6 +58,7 @@ class Outcome(NamedTuple):
     ended: bool
     failure: str
     attempts: int
+    restarts: int
 
 
 class Past(NamedTuple):
@@ -176,7 +177,7 @@ class Scheduler:
         """Return what ``ps`` shows of ``job``."""
         found = self._core.jobs[job]
         gone = found.processes_gone and found.state.ended
-        return Outcome(found.state.value, gone, found.verdict.failure, found.attempt + 1)
+        return Outcome(found.state.value, gone, found.verdict.failure, found.attempt + 1, found.failures)
 
     def handle(self, event: Event) -> None:
         """Have the core decide on ``event``, and carry out what it says.

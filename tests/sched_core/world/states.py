@@ -32,6 +32,11 @@ class States:
         if kept := self._kept.get((job, rank, source)):
             self.publish(job, rank, target, kept[-1])
 
+    def any(self, job: str, ranks: int) -> bool:
+        """Return True if there is some snapshot of each rank of ``job`` anywhere."""
+        held = {rank for (name, rank, _), kept in self._kept.items() if name == job and kept}
+        return held.issuperset(range(ranks))
+
     def common(self, job: str, nodes: Mapping[int, str]) -> int:
         """Return the newest boundary of which each of these ranks has a snapshot on its node; 0: none."""
         kept = [set(self._kept.get((job, rank, node), ())) for rank, node in nodes.items()]
@@ -44,6 +49,7 @@ class _Wish(NamedTuple):
     targets: Sequence[str]
     done: Callable[[str], object]
     waiting: Callable[[str], object] | None
+    gone: Callable[[str], object] | None
 
 
 class Transfers:
@@ -72,11 +78,12 @@ class Transfers:
         targets: Sequence[str],
         done: Callable[[str], object],
         waiting: Callable[[str], object] | None = None,
+        gone: Callable[[str], object] | None = None,
     ) -> None:
         """Bring the state of each rank of ``job`` to its node, after an earlier wish."""
         if self._closed:
             return
-        self._queued.append(_Wish(job, sources, targets, done, waiting))
+        self._queued.append(_Wish(job, sources, targets, done, waiting, gone))
         self._begin_queued()
 
     def cancel(self, job: str) -> None:
@@ -120,6 +127,11 @@ class Transfers:
         if self._ground.fault(0.05, wish.job, "transfer fails", number):
             self._ground.record.faults.add((wish.job, "not brought"))
             self._end(wish.job, "No space left on device")
+            return
+        if wish.gone is not None and not self._ground.states.any(wish.job, len(wish.sources)):
+            del self._active[wish.job]
+            wish.gone("no living node has a whole snapshot")
+            self._begin_queued()
             return
         for rank, (source, target) in enumerate(zip(wish.sources, wish.targets, strict=True)):
             self._ground.states.copy(wish.job, rank, source, target)

@@ -14,7 +14,7 @@ from .draws import Draws
 from .ground import Ground
 from .nodes import RECONNECT_S, Machine, RemoteNode, RemoteNodes
 from .safety import Safety
-from .scenario import CALM_S, LOST_AFTER_S, JobPlan, Outage, Scenario, Wish
+from .scenario import CALM_S, LOST_AFTER_S, SILENT_AFTER_S, JobPlan, Outage, Scenario, Wish
 from .schedulers import Journal, MakeCore, Outcome, Scheduler, todays_core
 from .states import Transfers
 
@@ -112,7 +112,7 @@ class World:
         ends_s = [entry.when_s for entry in self.ground.record.entries if entry.what == "command ended"]
         self.makespan_s = max(ends_s, default=0.0)
         for job, outcome in self.outcomes.items():
-            self.safety.judged(job, outcome.state == "failed")
+            self.safety.judged(job, outcome.state == "failed", outcome.restarts)
         self._probe()
 
     def _until(self, done: Callable[[], bool], most: int) -> None:
@@ -237,6 +237,9 @@ class World:
         if self.scheduler is None:
             return
         self.ground.record.note("", 0, "the scheduler ends")
+        for name in self._machines:
+            if (outage := self._outage(name)) is not None and outage.crashes:
+                self._unseen(name)
         self._now.close()
         if (remote := self._now.remote) is not None:
             for node in remote.nodes.values():
@@ -257,15 +260,17 @@ class World:
         self.ground.loop.after(delay_s if self.scenario.faults else 0.0, join)
 
     def _expect(self, name: str) -> None:
-        """Take a node for lost if it is still down when the scheduler of now has waited long enough."""
+        """Take a node for silent, then for lost, if it is still down when that has lasted long enough."""
         scheduler, loss = self.scheduler, self._outage(name)
 
-        def lose() -> None:
+        def expired(lost: bool) -> None:
             if scheduler is not None and scheduler is self.scheduler and self._outage(name) == loss:
                 assert scheduler.remote is not None
-                scheduler.remote.lose(scheduler.remote.nodes[name])
+                remote = scheduler.remote
+                (remote.lose if lost else remote.silence)(remote.nodes[name])
 
-        self.ground.loop.after(LOST_AFTER_S, lose)
+        self.ground.loop.after(SILENT_AFTER_S, lambda: expired(lost=False))
+        self.ground.loop.after(LOST_AFTER_S, lambda: expired(lost=True))
 
     def _outage(self, name: str) -> Outage | None:
         now_s = self.ground.loop.now_s
@@ -279,25 +284,52 @@ class World:
         name, machine = outage.node, self._machines[outage.node]
         self.ground.record.note("", 0, "node is cut off", (name, outage.for_s, outage.crashes))
         self._down.add(name)
-        for run in self.safety.runs_on(name):
-            run.harmed = True
+        for run in self.safety.runs_with(name):
+            if run.commands_on(name):
+                run.harmed = run.absent = True
         if self.scheduler is not None and self.scheduler.remote is not None:
-            self.scheduler.remote.nodes[name].leave()
+            node = self.scheduler.remote.nodes[name]
+            if outage.stalls:
+                node.stall(outage.from_s + outage.for_s)
+            else:
+                node.leave()
             self._expect(name)
         if outage.crashes:
+            if self.scheduler is None:
+                self._unseen(name)
             machine.crash()
-        self.ground.loop.after(_LEASE_SHARE * LOST_AFTER_S, lambda: self._freeze(outage))
-        self.ground.loop.at(outage.from_s + outage.for_s, lambda: self._come_back(name))
+        freezes_s = 0.0 if outage.stalls else _LEASE_SHARE * LOST_AFTER_S
+        self.ground.loop.after(freezes_s, lambda: self._freeze(outage))
+        self.ground.loop.after(_LEASE_SHARE * SILENT_AFTER_S, lambda: self._freeze(outage, starting=True))
+        stalled = self.scheduler if outage.stalls else None
+        self.ground.loop.at(outage.from_s + outage.for_s, lambda: self._come_back(name, stalled))
 
-    def _freeze(self, outage: Outage) -> None:
-        """Stop the jobs that may be started elsewhere: the node has no lease any more."""
+    def _unseen(self, name: str) -> None:
+        """Count the crash of a node as failures: the next scheduler cannot tell it from the ends of ranks."""
+        for run in self.safety.runs_with(name):
+            run.failed = run.failed or run.absent
+
+    def _freeze(self, outage: Outage, *, starting: bool = False) -> None:
+        """Stop the jobs that may be started elsewhere: the node has no lease any more.
+
+        ``starting``: only those that the scheduler may take back, because it has not heard of any rank.
+        """
         if self._outage(outage.node) == outage:
             for command in self._machines[outage.node].commands.values():
-                command.frozen = command.leased and command.code is None
+                if command.leased and command.code is None and not (starting and command.watched):
+                    command.frozen = True
 
-    def _come_back(self, name: str) -> None:
+    def _come_back(self, name: str, stalled: Scheduler | None) -> None:
+        """Have a node answer again, over the same connection if it has only stalled."""
         self.ground.record.note("", 0, "node is back", name)
         self._down.discard(name)
+        if stalled is not None and stalled is self.scheduler and stalled.remote is not None:
+            node = stalled.remote.nodes[name]
+            if stalled.remote.hear(node):
+                for command in self._machines[name].commands.values():
+                    command.thaw()
+                return
+            node.leave()
         self._reconnect(name)
 
 
