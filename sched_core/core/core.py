@@ -16,7 +16,6 @@ from gpuslice.sched_core.allocation.allocation import Allocation
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.ledger import Ledger
 from gpuslice.sched_core.lifecycle import launching
-from gpuslice.sched_core.lifecycle.absences import Absences
 from gpuslice.sched_core.lifecycle.events import (
     Brought,
     Cancelled,
@@ -57,6 +56,7 @@ from gpuslice.types import DeviceName
 from gpuslice.wire import Progress
 
 from . import owner_requests
+from .absences import Absences
 
 #: A policy is asked at most so often at one moment, and then again so many seconds later. Without that,
 #: a policy that changes its answer each time would be asked for ever.

@@ -345,6 +345,10 @@ class Gang(AccountedJob):
         self.not_before_s = when_s
         self.step_time = StepTime()
 
+    def excuse(self) -> None:
+        """Note that the job was started again for no failure of its own: no restart is spent on that."""
+        self.relaunches += 1
+
     def begin_elsewhere(self, now: float, ranks: int = 0) -> None:
         """Prepare the job to start in new processes. It stands still until then, unless it is held."""
         left_s, steps = None if self.held else self.relocation.left_s, self.steps_so_far

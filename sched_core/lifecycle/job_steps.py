@@ -82,6 +82,11 @@ def begin(state: State, job: Gang, now: float) -> None:
         state.tell_allocation(News.BEGUN, job)
 
 
+def lose_state(job: Gang) -> None:
+    """Note that no node has anything of the state of ``job`` any more."""
+    job.state_nodes = ()
+
+
 def finish(state: State, job: Gang, now: float) -> None:
     """Have ``job``, which has made all its steps, stop at its next boundary, where it succeeds."""
     if not job.finishing:

@@ -17,7 +17,7 @@ from gpuslice.types import shortened
 
 from . import restarts, unfit_nodes
 from .events import Brought, Exited, Kill, Notice, PortFound, StateWaits
-from .job_steps import close_if_gone, end
+from .job_steps import close_if_gone, end, lose_state
 from .launches import bring, go_back, meet, start
 from .node_map import listed
 from .reports import is_news_of_exit
@@ -43,7 +43,7 @@ def take(state: State, job: Gang, event: Brought | StateWaits | PortFound, now: 
         case StateWaits():
             job.command.wait_for_state(event.reason)
         case Brought(gone=True) if job.spec.max_restarts and not job.told_to_end:
-            job.state_nodes = ()
+            lose_state(job)
             job.history.append((now, "its state is gone: it begins anew"))
             state.order(Notice("begins_anew", job.id, {"reason": event.error}))
             meet(state, job)

@@ -58,7 +58,8 @@ def close(state: State, job: Gang, now: float) -> None:
             job.grow()
         job.move(Trigger.RETRY, now)
         job.begin_again(now + wait_s)
-        job.relaunches += absence  # it is no failure of its own, for which it may be started again
+        if absence:
+            job.excuse()
         state.reconcile_later(job)
 
 

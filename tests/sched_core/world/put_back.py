@@ -1,9 +1,10 @@
 """Faults that the core once had, each of a pair of features, put back into the core of today.
 
 A world that does not notice them proves nothing. Each is one text of the core replaced by what stood there
-before; when that text is not found any more, the fault is to be described anew. Two faults that were here
-cannot be put back: what a job that has ended is to have is computed (``jobs.targets``), and a job is shown to
-the policy or withdrawn once an event (``eligibility``).
+before; when that text is not found any more, the fault is to be described anew. Three faults that were here
+cannot be put back, or do no harm: what a job that has ended is to have is computed (``jobs.targets``), a job
+is shown to the policy or withdrawn once an event (``eligibility``), and a command that is planned for a
+silent node is taken back (``absences``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from gpuslice.sched_core.allocation import homes, trials
 from gpuslice.sched_core.allocation.moves import Moves
 from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.lifecycle import node_map, reports, steps, timeouts
+from gpuslice.sched_core.lifecycle import reports, restarts, steps, timeouts
 from gpuslice.sched_core.lifecycle.rank_processes import RankProcesses
 from gpuslice.sched_core.lifecycle.rank_reports import RankReports
 from gpuslice.sched_core.live import job_processes
@@ -164,13 +165,13 @@ FAULTS = (
         seed=17,
     ),
     Fault(
-        "plan x lost node",
-        "Plan for no device of a lost node: a policy's cluster has none of them",
-        node_map.NodeMap,
-        "fall_silent",
-        "self.whole.without(self._silent)",
-        "self.whole",
-        seed=20,
+        "restart x silent node",
+        "Spend no restart on a node that does not answer",
+        restarts,
+        "_is_absence",
+        "away = job.processes.cut_off or job.processes.unheard",
+        "away = False",
+        seed=27,
     ),
     Fault(
         "lease x processes that are gone",

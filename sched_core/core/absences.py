@@ -17,13 +17,12 @@ from math import inf
 
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import IN_TRANSIT
+from gpuslice.sched_core.lifecycle import unfit_nodes
+from gpuslice.sched_core.lifecycle.events import NodeFound, NodeLost, NodeSilent, Notice
+from gpuslice.sched_core.lifecycle.launches import leave
+from gpuslice.sched_core.lifecycle.node_map import listed
+from gpuslice.sched_core.lifecycle.state import State
 from gpuslice.wire import FromAgent, Hello
-
-from . import unfit_nodes
-from .events import NodeFound, NodeLost, NodeSilent, Notice
-from .launches import leave
-from .node_map import listed
-from .state import State
 
 
 class Absences:
