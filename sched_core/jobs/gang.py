@@ -11,7 +11,8 @@ from gpuslice.errors import IllegalTransitionError, InvariantError
 from gpuslice.sched_core.job import JobSpec
 
 from .accounts import AccountedJob, Activity
-from .facts import Asked, Command, Entry, Lateness, Processes, Purpose, Relocation, Switch, Verdict
+from .command import Command, Purpose
+from .facts import Asked, Entry, Lateness, Processes, Relocation, Switch, Verdict
 from .phase import state_of, write
 from .program import Program
 from .rank import Rank, RankPhase

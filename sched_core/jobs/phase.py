@@ -8,7 +8,8 @@ stays on its way there. That they had arrived is a fact of its own (``facts.Entr
 
 from __future__ import annotations
 
-from .facts import Asked, Command, Entry, Purpose, Verdict, Way
+from .command import Command, Purpose
+from .facts import Asked, Entry, Verdict, Way
 from .states import JobState, Trigger
 
 _ON_THE_WAY = {Way.START: JobState.STARTING, Way.RETURN: JobState.RESUMING}

@@ -1,5 +1,5 @@
-"""The life cycle of a job: what its ranks' reports are, and its next step, as pure functions of its facts.
+"""The life cycle of a job: what is said of its ranks, its next step to its devices, and the orders for it.
 
-``reports`` judges by ``tables`` and ``fences`` what is said of a rank. ``steps.next_step`` alone knows the
-order of suspend, start and resume. Nothing here changes a fact or gives an order: ``core`` does.
+``state.State`` has the facts that all parts share. ``reports`` judges by ``tables`` what is said of a rank.
+``steps.next_step`` alone knows the order of suspend, start and resume.
 """

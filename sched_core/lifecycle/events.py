@@ -11,7 +11,7 @@ import msgspec
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.facts import Purpose
+from gpuslice.sched_core.jobs.command import Purpose
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.policy import Task
 from gpuslice.types import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from gpuslice.sched_core.jobs.facts import Purpose
+from gpuslice.sched_core.jobs.command import Purpose
 from gpuslice.sched_core.jobs.failures import Kind
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState, Trigger

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import cycle, islice
 
-from gpuslice.sched_core.jobs.facts import Purpose, Stage
+from gpuslice.sched_core.jobs.command import Purpose, Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
 

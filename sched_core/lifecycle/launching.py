@@ -1,4 +1,4 @@
-"""The answers of the shell about the start of a job's command, in the order of ``facts.Stage``, and its end.
+"""The answers of the shell about the start of a job's command, in the order of ``command.Stage``; its end.
 
 If the state of the job is on other nodes, it is brought first. If the command has a part on each of several
 nodes, a port is found at which its ranks meet. Then the shell is ordered to start it. Each answer of the
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 
-from gpuslice.sched_core.jobs.facts import Purpose, Stage
+from gpuslice.sched_core.jobs.command import Purpose, Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.types import shortened

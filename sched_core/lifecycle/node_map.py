@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
-from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.command import Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.types import DeviceName
 

@@ -1,4 +1,8 @@
-"""Check what is said of a job's ranks, by the tables, before anything of it is written."""
+"""Check what is said of a job's ranks, by the tables, before anything of it is written.
+
+Epochs fence the orders to ranks and their answers. Attempts fence processes: what is said of an earlier
+attempt of a job is known, and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,6 @@ from gpuslice.wire import (
     Withdrawn,
 )
 
-from .fences import is_past
 from .rank_orders import NEVER
 from .tables import RULES, Answer, If, Report
 
@@ -162,3 +165,18 @@ def holds(condition: If, job: Gang, rank: Rank, message: FromAgent | None) -> bo
 def called_off(job: Gang) -> bool:
     """Return True if ranks may still park for a suspend that was called off."""
     return job.asked.stop_at == NEVER and job.state in (JobState.RUNNING, JobState.RESUMING)
+
+
+def is_past(job: Gang, attempt: int | None, what: str) -> bool:
+    """Return True if ``what`` was said of an earlier attempt of ``job`` than the present one.
+
+    None stands for the present attempt: journals and processes of older versions name none.
+
+    Raises
+    ------
+    IllegalTransitionError
+        If there was no such attempt yet; nothing was changed.
+    """
+    if attempt is not None and attempt > job.attempt:
+        raise job.illegal(f"{what} of attempt {attempt}, after attempt {job.attempt}")
+    return attempt is not None and attempt < job.attempt

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import inf
 
 from gpuslice.errors import OVER_MEMORY_LIMIT
-from gpuslice.sched_core.jobs.facts import Purpose
+from gpuslice.sched_core.jobs.command import Purpose
 from gpuslice.sched_core.jobs.failures import Failure, Kind, classify, verdict
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger

@@ -10,7 +10,7 @@ from typing import Any
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.jobs import places
 from gpuslice.sched_core.jobs.accounts import Activity
-from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.command import Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState

@@ -1,7 +1,7 @@
 """The processes of each job on its nodes: the core's orders are carried out, and their results become events.
 
 Nothing is kept here from one call to the next. What is to be brought or started, where, and what has ended
-are facts of the core (``jobs/facts.Command``), which another scheduler has from the journal. Each order is
+are facts of the core (``jobs/command.Command``), which another scheduler has from the journal. Each order is
 compared with them before it is carried out: what happened meanwhile may have made it void.
 
 What is under way has a handle elsewhere: transfers in ``nodes/transfers``, processes and their ports in
@@ -18,7 +18,7 @@ import msgspec
 
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.command import Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.places import processes_of
 from gpuslice.sched_core.jobs.program import Program

@@ -10,7 +10,8 @@ import msgspec
 from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.facts import Purpose, Way
+from gpuslice.sched_core.jobs.command import Purpose
+from gpuslice.sched_core.jobs.facts import Way
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState

@@ -15,7 +15,7 @@ import pytest
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, UsageError
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.command import Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState

@@ -12,7 +12,7 @@ from gpuslice import wire
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.facts import Stage
+from gpuslice.sched_core.jobs.command import Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState

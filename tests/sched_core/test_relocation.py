@@ -10,7 +10,7 @@ import pytest
 from gpuslice import wire
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.job import WAIT_FOR_NODE_S, JobSpec
-from gpuslice.sched_core.jobs.facts import Purpose
+from gpuslice.sched_core.jobs.command import Purpose
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import (

@@ -6,7 +6,7 @@ import pytest
 
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, UsageError
-from gpuslice.sched_core.jobs.facts import Purpose
+from gpuslice.sched_core.jobs.command import Purpose
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import (
     Cancelled,

@@ -7,8 +7,8 @@ import pytest
 from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, InvariantError
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.facts import Command as CommandFacts
-from gpuslice.sched_core.jobs.facts import Purpose, Stage
+from gpuslice.sched_core.jobs.command import Command as CommandFacts
+from gpuslice.sched_core.jobs.command import Purpose, Stage
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import (
     Cancelled,

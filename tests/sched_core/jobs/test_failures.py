@@ -9,7 +9,7 @@ import pytest
 from gpuslice import wire
 from gpuslice.errors import WITHOUT_STATE, IllegalTransitionError
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.facts import Purpose
+from gpuslice.sched_core.jobs.command import Purpose
 from gpuslice.sched_core.jobs.failures import ATTEMPT_MARK, Failure, Kind, classify, telling, verdict
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import (

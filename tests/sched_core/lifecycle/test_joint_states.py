@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuslice import wire
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.facts import Purpose, Stage
+from gpuslice.sched_core.jobs.command import Purpose, Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gpuslice.errors import IllegalTransitionError
-from gpuslice.sched_core.jobs.facts import Purpose, Stage
+from gpuslice.sched_core.jobs.command import Purpose, Stage
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import (
     Bring,
