@@ -88,6 +88,8 @@ class Stays:
         nodes, lost = set(job.nodes), self._state.nodes.any_silent(job.nodes)
         if len(nodes) != 1 or lost or not job.command.runs or job.state.ended:
             return None
+        if self._state.nodes.whole.node_sizes[job.nodes[0]] < job.demand:
+            return None  # its other nodes were silent when it was started
         home = job.state_nodes == job.nodes
         trains = job.processes.trains and home
         new = self._any and not job.state_nodes and job.ready
