@@ -70,6 +70,7 @@ CHOICE = Range(("leave", "kill"), ("explode", "", None, 1))
 _BY_NAME = {
     "after": COUNT,
     "app": LABEL,
+    "attempt": OPTIONAL_COUNT,
     "argv": WORDS,
     "bound": TEXT,
     "boundary": COUNT,
@@ -117,6 +118,7 @@ _BY_NAME = {
     "restartable_later": FLAG,
     "running": FLAG,
     "samples": COUNT,
+    "saved": COUNT,
     "stages_s": STAGES,
     "stem": NAME,
     "step": COUNT,

@@ -152,7 +152,8 @@ class Allocation:
         """Ask the policy if that is due, and let claims change where jobs are to be."""
         state = self._state
         state.plan_due |= self.moves.retry_is_due()
-        self.stays.end_due(now)
+        if state.plan_due:  # so the event is in the journal, which leaves out heartbeats without a plan
+            self.stays.end_due(now)
         if self.planning.pauses(now):
             state.plan_due = False
             self.eligibility.take_back(now)

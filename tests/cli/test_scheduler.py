@@ -91,9 +91,17 @@ def test_several_jobs_are_waited_for_and_told_what_to_do(
 def test_every_order_is_answered_in_json_if_that_is_wanted(shell: Shell) -> None:
     shell("up", "--devices", "null:1")
     job = shell.submit(10**6)
-    orders = [("suspend",), ("resume",), ("migrate", "--to", "null:0"), ("weight", "2"), ("cancel",)]
-    for verb, *words in orders:
-        assert json.loads(shell(verb, job, *words, "--json")) == {"id": job}
+    told = {"id": job}
+    moving = {**told, "from": ["null:0"], "to": ["null:0"], "bytes": 1, "expected_s": 0.0}
+    orders = [
+        (("suspend",), told),
+        (("resume",), told),
+        (("migrate", "--to", "null:0"), moving),
+        (("weight", "2"), told),
+        (("cancel",), told),
+    ]
+    for (verb, *words), answer in orders:
+        assert json.loads(shell(verb, job, *words, "--json")) == answer
     found = json.loads(shell("logs", job, "--json"))
     assert {name: Path(path).name for name, path in found.items()} == {
         "out": f"{job}.out",

@@ -234,7 +234,7 @@ def test_a_job_whose_state_waits_can_be_cancelled(mover: Mover) -> None:
     mover.brings_no_more()
 
 
-def test_a_job_whose_state_cannot_even_be_sent_has_failed_although_its_log_cannot_be_written(
+def test_why_a_state_cannot_even_be_sent_is_told_although_the_log_of_the_job_cannot_be_written(
     mover: Mover, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = mover.site
@@ -249,8 +249,8 @@ def test_a_job_whose_state_cannot_even_be_sent_has_failed_although_its_log_canno
 
     monkeypatch.setattr(site.remote.transfers, "_command", refuse)
     site.scheduler.apply_request(Moved("a", ("b/null:0",)))
-    assert site.finish("a") == [JobState.FAILED]
-    assert "No space left on device" in job.verdict.reason
+    assert site.finish("a") == [JobState.FAILED], "it cannot be started without a log"
+    assert ["No space left on device" in note.details["reason"] for note in site.notes("not_moved")] == [True]
 
 
 def test_if_the_node_is_lost_to_which_a_state_is_brought_the_job_is_started_where_it_is(

@@ -9,8 +9,8 @@ from .scenario import draw_scenario
 from .world import World, check, draw_deaths
 
 WORLDS = 24
-#: Worlds in which states are brought and gangs meet.
-DEADLY = (6, 7)
+#: Worlds in which states are brought and gangs meet, and one in which stays on a node end at heartbeats.
+DEADLY = (6, 7, 5272)
 #: Worlds in which too much was once asked of the core: to know of a gang of which no rank ever comes, to stop
 #: a fast gang sooner than messages travel, and to have the state of a job that is killed before it saves.
 ONCE_TOO_STRICT = (200630, 200872, 200980, 700448)
