@@ -68,6 +68,12 @@ class Nodes:
         events = [msgspec.json.decode(line) for line in lines]
         return [event for event in events if event["what"] == what and job in ("", event["job"])]
 
+    def until_noted(self, what: str, job: str) -> None:
+        """Wait until the scheduler has noted that of ``job``, which has not ended before."""
+        client = self.shell.client()
+        while not self.notes(what, job):
+            assert client.wait(job, 0.5) is None
+
 
 @contextmanager
 def shared_by(directory: Path, address: str, ramdisk: Callable[[str], Path]) -> Iterator[Nodes]:

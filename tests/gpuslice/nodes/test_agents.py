@@ -131,7 +131,7 @@ def test_a_job_outlives_an_agent_that_is_silent_for_a_while(
 def test_a_job_whose_node_is_killed_together_with_that_of_its_replica_goes_on_from_an_older_snapshot(
     nodes: Nodes, client: Client, rays: RayNodes, undisturbed: str
 ) -> None:
-    job = nodes.submit("lost", "--max-restarts", "1")
+    job = nodes.submit("lost", "--max-restarts", "1", "--wait-for-node", "0s")
     until(client, job, lambda one: one.devices == ("cpu:0",) and one.steps > 20)
     where, replica = nodes.others
     client.migrate(job, [f"{where}/cpu:0"])
@@ -151,9 +151,9 @@ def test_a_job_whose_node_is_killed_together_with_that_of_its_replica_goes_on_fr
         rays.kill(name)
     for pid in (*agents, *(process.pid for process in victims)):
         os.kill(pid, signal.SIGKILL)
-    until(client, job, lambda one: one.restarts == 1 and one.steps > 20)
+    nodes.until_noted("went_without", job)
     nodes.enough.touch()
-    until(client, job, lambda one: one.ended)
+    assert until(client, job, lambda one: one.ended).restarts == 0
     assert nodes.digest(job) == undisturbed
     assert {note["details"]["node"] for note in nodes.notes("node_lost")} == {where, replica}  # type: ignore[index]
     boundaries = [note["details"]["boundary"] for note in nodes.notes("went_on", job)]  # type: ignore[index]
