@@ -131,7 +131,7 @@ def test_a_job_outlives_an_agent_that_is_silent_for_a_while(
 def test_a_job_whose_node_is_killed_together_with_that_of_its_replica_goes_on_from_an_older_snapshot(
     nodes: Nodes, client: Client, rays: RayNodes, undisturbed: str
 ) -> None:
-    job = nodes.submit("lost", "--max-restarts", "1", "--wait-for-node", "0s")
+    job = nodes.submit("lost", "--max-restarts", "1", "--wait-for-node", "500ms")
     until(client, job, lambda one: one.devices == ("cpu:0",) and one.steps > 20)
     where, replica = nodes.others
     client.migrate(job, [f"{where}/cpu:0"])

@@ -90,7 +90,7 @@ def away(nodes: Nodes) -> tuple[str, str]:
     """A job that has gone to the other node, and that node; its own has an older snapshot."""
     client = nodes.shell.client()
     (there,) = nodes.others
-    job = nodes.submit("away", "--max-restarts", "1", "--wait-for-node", "0s")
+    job = nodes.submit("away", "--max-restarts", "1", "--wait-for-node", "500ms")
     until(client, job, lambda one: one.steps > 20)
     client.migrate(job, [f"{there}/cpu:0"])
     until(client, job, lambda one: one.devices == (f"{there}/cpu:0",) and one.steps > 60)
