@@ -127,7 +127,7 @@ def test_it_grows_shrinks_and_moves_and_sees_every_sample_once(site: Elastic, tm
 def test_after_its_node_has_died_it_goes_on_from_the_copy_of_rank_0(site: Elastic, tmp_path: Path) -> None:
     site.replicate()
     words = as_ranks([TRAINING, str(tmp_path / "log"), "0", "", "until-1-2-1"], 2)
-    job = site.begin(*words, environ={"PYTHONPATH": PATHS}, max_restarts=1)
+    job = site.begin(*words, environ={"PYTHONPATH": PATHS}, max_restarts=1, wait_for_node_s=0)
     site.train_on(2, 3)
     site.park(job)
     site.run(lambda: site.noted == ["replicated"])
@@ -135,9 +135,9 @@ def test_after_its_node_has_died_it_goes_on_from_the_copy_of_rank_0(site: Elasti
     site.train_on(2, 3)
     site.lose("b")
     site.direct(4)
-    site.run(lambda: job.failures == 1)
+    site.run(lambda: bool(site.notes("went_without")))
     site.succeeds()
-    assert 1 not in job.nodes
+    assert (1 in job.nodes, job.failures) == (False, 0)
     both = logs(tmp_path / "log", 2)
     assert [line.get("step") for line in both[0]].count(0) == 1, "it did not begin anew"
     check_epochs(last_attempts(both), both[0][-2]["epoch"] + 1)  # what came after that was lost, and not due
