@@ -155,4 +155,5 @@ class Command(msgspec.Struct):
         """Note that another attempt begins, whose command is not started yet."""
         self.go_on(Stage.ABSENT)
         self.said = ""
+        self.ended_on, self.first_code = (), 0
         self.ending, self.at_once = None, False

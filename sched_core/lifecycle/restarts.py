@@ -33,7 +33,7 @@ def close(state: State, job: Gang, now: float) -> None:
         unfit_nodes.begin_elsewhere(state, job, now)
         return
     failure = unfit_nodes.verdict(state, job) or _judge(job)
-    absence = _is_absence(job, failure, now)
+    absence = _is_absence(state, job, failure, now)
     job.verdict.judge(failure, absence=absence)
     wait_s: float | None = None
     over_limit = OVER_MEMORY_LIMIT in failure.reason
@@ -93,12 +93,13 @@ def relaunch_if_gone(state: State, job: Gang, now: float) -> None:
     state.reconcile_later(job)
 
 
-def _is_absence(job: Gang, failure: Failure, now: float) -> bool:
+def _is_absence(state: State, job: Gang, failure: Failure, now: float) -> bool:
     """Return True if ``job`` failed because a node did not answer, and it may begin anew for that.
 
     What has trained may lose its work with its node. So its owner must allow another attempt at all.
     """
-    away = job.processes.cut_off or job.processes.unheard
+    # The ranks of a gang that were not there may have failed before the silence was noticed.
+    away = job.processes.cut_off or job.processes.unheard or state.nodes.any_silent(job.nodes)
     may_begin = job.spec.max_restarts > 0 or not job.may_have_begun(now)
     return away and may_begin and failure.kind is Kind.INFRASTRUCTURE
 

@@ -186,7 +186,8 @@ def test_a_process_that_has_greeted_fails_as_any_other() -> None:
     assert driver.job.failures == 1
 
 
-def test_a_gang_that_failed_because_a_node_is_silent_waits_for_its_state() -> None:
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "not noticed yet"])
+def test_a_gang_that_failed_because_a_node_is_silent_waits_for_its_state(noticed: bool) -> None:
     driver = Driver(1, Spread(), NODES)
     spec = JobSpec(id="g", submit_s=0.0, devices=2, max_restarts=1, wait_for_node_s=WAIT_S)
     driver.do(Submitted(spec, PROGRAM))
@@ -195,15 +196,35 @@ def test_a_gang_that_failed_because_a_node_is_silent_waits_for_its_state() -> No
     for rank in range(2):
         driver.resumed("g", rank)
         driver.progress("g", 5, rank)
-    driver.do(NodeSilent("b"))
+    if noticed:
+        driver.do(NodeSilent("b"))
     driver.do(RankGone("g", 0))
     driver.do(Exited("g", 1, "ConnectionResetError: peer", node=""))
+    if not noticed:
+        driver.do(NodeSilent("b"))
     driver.do(NodeLost("b"))
     driver.do(RankGone("g", 1))
     driver.do(Exited("g", -9, "gpuslice: node b was lost", node="b"))
     assert (job.state, job.attempt, job.failures) == (JobState.QUEUED, 1, 0)
     assert not launches(driver.wake(10.0)), "its state is on the node"
     assert [launch.nodes for launch in launches(driver.do(NodeFound("b")))] == [("", "b")]
+
+
+def test_a_gang_of_which_a_command_has_failed_goes_on_without_a_node_that_stays_away() -> None:
+    driver = Driver(1, Spread(), NODES)
+    spec = JobSpec(id="g", submit_s=0.0, devices=2, max_restarts=1, wait_for_node_s=0.0)
+    driver.do(Submitted(spec, PROGRAM))
+    driver.hello("g")
+    for rank in range(2):
+        driver.resumed("g", rank)
+        driver.progress("g", 5, rank)
+    driver.do(RankGone("g", 0))
+    driver.do(Exited("g", 1, "ConnectionResetError: peer", node=""))
+    driver.do(NodeLost("b"))
+    driver.do(RankGone("g", 1))
+    driver.do(Exited("g", -9, "gpuslice: node b was lost", node="b"))
+    assert [notice.what for notice in notices(driver.wake(10.0))].count("went_without") == 1
+    assert driver.core.jobs["g"].command.first_code == 0
 
 
 def test_a_job_that_is_cancelled_ends_on_a_lost_node_at_once() -> None:
