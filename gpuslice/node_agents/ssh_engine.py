@@ -14,6 +14,7 @@ import msgspec
 import psutil
 
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError, NodeLostError
+from gpuslice.nodes.channel import no_answer
 from gpuslice.nodes.plan import KEYS, Answer, Config, Found, Host, Remark, Wanted, of_node
 from gpuslice.nodes.ray_nodes import Node
 from gpuslice.nodes.relay_carrier import RelayCarrier
@@ -142,7 +143,14 @@ def relay(directory: Path, endpoint: str, flags: Mapping[str, str], answer_s: fl
         The scheduler's, and where it listens for agents.
     flags, answer_s
         As for ``RelayCarrier``.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If the scheduler has ended, and its keys with it.
     """
+    if not (directory / KEYS).is_dir():
+        raise no_answer()
     server, own = curve.client_keys(directory / KEYS)
     host, port = host_and_port(endpoint)
     at = f"tcp://127.0.0.1:{port}" if host == "0.0.0.0" else endpoint

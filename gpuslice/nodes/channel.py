@@ -75,6 +75,14 @@ def end(channel: str, node: str) -> str:
     return f"{MARK.decode()}end.{channel}.{node}"
 
 
+def no_answer() -> EnvironmentUnusableError:
+    """Return the error that the scheduler of these nodes is not there."""
+    return EnvironmentUnusableError(
+        "the scheduler that has these nodes does not answer",
+        "start it with the same options: gpuslice up; for nodes of Ray add --ray HOST:PORT",
+    )
+
+
 class Line:
     """A connection; a context manager.
 
@@ -134,10 +142,7 @@ class Line:
         now = time.monotonic()
         if now - self._asked_s >= _ASK_S:
             if now - self._answered_s > self._answer_s:
-                raise EnvironmentUnusableError(
-                    "the scheduler that has these nodes does not answer",
-                    "start it with the same options: gpuslice up; for nodes of Ray add --ray HOST:PORT",
-                )
+                raise no_answer()
             self._asked_s = now
             self._socket.send_multipart([b"", b""])
         poller = zmq.Poller()
