@@ -91,14 +91,12 @@ def go_back(state: State, job: Gang, reason: str, now: float) -> bool:
     if not job.state_nodes or nodes.any_silent(job.state_nodes) or job.told_to_end or job.relocation.stays:
         return False
     there, home = listed(nodes.named(job.nodes)), listed(nodes.named(nodes.state_nodes(job)))
-    job.relocation.leave_node(now, loses_time=True)
     job.relocation.insist(insisted=False)
     job.relocation.stay()
     job.relocation.refuse(f"not moved to {there}: {reason}")
     job.history.append((now, f"not moved to {there}, to be started again on {home}: {reason}"))
     state.order(Notice("not_moved", job.id, {"to": there, "again": False, "reason": reason}))
-    job.command.end_for(Purpose.RELOCATE)
-    state.order(Kill(job.id, f"it goes back to {home}", job.attempt, Purpose.RELOCATE))
+    leave(state, job, f"it goes back to {home}", now)
     return True
 
 
