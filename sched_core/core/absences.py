@@ -76,9 +76,13 @@ class Absences:
         return [job for job in self._state.jobs.values() if not job.state.ended]
 
     def _waiting(self) -> Iterator[Gang]:
-        """Yield the jobs that wait for a node, and have not been told to end."""
-        if self._state.nodes.silent:
-            yield from (job for job in self._living() if not job.told_to_end)
+        """Yield the jobs that may need a silent node, and have not been told to end."""
+        nodes = self._state.nodes
+        if nodes.silent:
+            for job in self._state.jobs.values():
+                places = job.nodes + job.state_nodes
+                if places and nodes.any_silent(places) and not job.told_to_end:
+                    yield job
 
     def _until_s(self, job: Gang) -> float:
         """Return until when ``job`` waits. Infinite while its processes may go on where nobody hears them."""
