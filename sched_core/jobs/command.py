@@ -99,8 +99,7 @@ class Command(msgspec.Struct):
         """
         if self.launched:
             raise InvariantError("an attempt is launched a second time")
-        self.launched_s, self.exit_code, self.not_begun = now, None, False
-        self.unreachable, self.port, self.ended_on, self.first_code = "", 0, (), 0
+        self.launched_s, self.exit_code = now, None
 
     def go_on(self, stage: Stage) -> None:
         """Note that the command has come as far as ``stage``."""
@@ -154,6 +153,5 @@ class Command(msgspec.Struct):
     def renew(self) -> None:
         """Note that another attempt begins, whose command is not started yet."""
         self.go_on(Stage.ABSENT)
-        self.said = ""
-        self.ended_on, self.first_code = (), 0
-        self.ending, self.at_once = None, False
+        self.said, self.port, self.ended_on, self.first_code = "", 0, (), 0
+        self.not_begun, self.ending, self.at_once = False, None, False

@@ -336,7 +336,6 @@ class Gang(AccountedJob):
         self.command.renew()
         self.processes.renew()
         self.relocation.renew()
-        self.verdict.reopen()
         self.asked.forget()
         self.lateness.parked()
         self.begin_setup(when_s)
