@@ -184,6 +184,11 @@ class InvariantError(GpusliceError):
     """An invariant of the scheduler core is broken: a bug, found by ``Core.check``."""
 
 
+def last_line(error: Exception) -> str:
+    """Return the last line of what ``error`` says, or its type's name if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
 def where_raised(error: Exception) -> str:
     """Return ``error`` in one line, with the file and line that raised it."""
     last = traceback.extract_tb(error.__traceback__)[-1]

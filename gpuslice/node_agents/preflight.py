@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuslice import config
-from gpuslice.errors import GpusliceError
+from gpuslice.errors import GpusliceError, last_line
 from gpuslice.nodes.plan import Found, Remark, Wanted
 from gpuslice.types import Label, PathText, Word
 from gpuslice.version import __version__
@@ -169,11 +169,10 @@ def judge(
         found = [Remark("", lack, left_out=False) for lack in here.lacks]
         return replace(node, devices=here.devices, python=here.python), found
     if isinstance(there, GpusliceError):
-        return None, [Remark(node.name, there.message, there.remedy)]
+        return None, [Remark.of(node.name, there)]
     if isinstance(there, Exception):
-        last = str(there).strip().splitlines()[-1:] or [type(there).__name__]
         remedy = f"install gpuslice {here.gpuslice} in the Python that is used there"
-        return None, [Remark(node.name, f"gpuslice cannot run there: {last[0]}", remedy)]
+        return None, [Remark(node.name, f"gpuslice cannot run there: {last_line(there)}", remedy)]
     remarks = compare(node.name, here, there, wanted.working_directory, there.unix_s - heard_s)
     if any(one.left_out for one in remarks):
         return None, remarks

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gpuslice.errors import EnvironmentUnusableError, GpusliceError, NodeLostError, UsageError
+from gpuslice.errors import EnvironmentUnusableError, GpusliceError, NodeLostError, UsageError, last_line
 from gpuslice.nodes.plan import SAID, Answer, Found, Remark, Wanted, of_node
 from gpuslice.nodes.ray_nodes import Node, call, options_on, ray_module, result
 from gpuslice.nodes.routes import Boundaries, boundaries, decode
@@ -98,7 +98,7 @@ class RayEngine:
                 if left is not None:
                     result(left)
             except GpusliceError as error:
-                remarks.append(Remark(node.name, error.message, error.remedy))
+                remarks.append(Remark.of(node.name, error))
         for node in wanted.nodes:
             _end(wanted, node)
         return Answer(remarks=tuple(remarks))
@@ -162,9 +162,9 @@ def _looked(wanted: Wanted, nodes: Sequence[Found]) -> list[tuple[Found, preflig
 def _remark(node: Found, error: Exception) -> Remark:
     """Return that ``node`` is left out because of ``error``, in a line."""
     if isinstance(error, GpusliceError):
-        return Remark(node.name, error.message, error.remedy)
-    last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-    return Remark(node.name, f"its agent cannot be started by Ray: {last[0]}", "Ray's logs there say more")
+        return Remark.of(node.name, error)
+    reason = f"its agent cannot be started by Ray: {last_line(error)}"
+    return Remark(node.name, reason, "Ray's logs there say more")
 
 
 def _is_wanted(wanted: Wanted, node: Found) -> bool:

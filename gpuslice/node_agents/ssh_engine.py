@@ -52,8 +52,8 @@ class SshEngine:
         remarks += [Remark(host.name, "--without names it") for host in wanted.hosts if self._is_out(host)]
         hosts = [host for host in wanted.hosts if not self._is_out(host)]
         for host, answer in zip(hosts, _all(self._look, hosts), strict=True):
-            told, heard_s = (Told(), 0.0) if isinstance(answer, Exception) else answer
-            facts = answer if isinstance(answer, Exception) else told.facts
+            told, heard_s = (Told(), 0.0) if isinstance(answer, GpusliceError) else answer
+            facts = answer if isinstance(answer, GpusliceError) else told.facts
             if facts is None:
                 facts = EnvironmentUnusableError(told.error, told.remedy)
             found = Found(host.name, host.address, "", told.address, directory=told.directory)
@@ -75,8 +75,10 @@ class SshEngine:
         """Bring a snapshot over the sockets of the agents."""
         wanted = self._wanted
         there = {node.name: Node(node.name, node.name) for node in wanted.nodes}
-        for name in sorted({*wanted.targets, *wanted.sources} - there.keys()):
-            raise NodeLostError(f"node {name} does not answer now", "`gpuslice events` says since when")
+        if silent := {*wanted.targets, *wanted.sources} - there.keys():
+            raise NodeLostError(
+                f"node {min(silent)} does not answer now", "`gpuslice events` says since when"
+            )
         held: dict[str, Boundaries] = {}
         directory = Path(wanted.directory)
         flags = {"socket": rank_endpoint(directory)}
@@ -104,8 +106,8 @@ class SshEngine:
         hosts = [host for host in self._wanted.hosts if host.name in nodes]
         begun, remarks = [nodes[name] for name in nodes if not name], []
         for host, answer in zip(hosts, _all(lambda host: self._ask(host, word), hosts), strict=True):
-            if isinstance(answer, Exception):
-                remarks.append(_remark(host, answer))
+            if isinstance(answer, GpusliceError):
+                remarks.append(Remark.of(host.name, answer))
             elif (told := answer[0]).error:
                 remarks.append(Remark(host.name, told.error, told.remedy))
             else:
@@ -158,10 +160,10 @@ def relay(directory: Path, endpoint: str, flags: Mapping[str, str], answer_s: fl
     return RelayCarrier(told, flags, answer_s)
 
 
-def _all(ask: Callable[[Host], _T], hosts: Sequence[Host]) -> list[_T | Exception]:
+def _all(ask: Callable[[Host], _T], hosts: Sequence[Host]) -> list[_T | GpusliceError]:
     """Return what each machine answers, or the error; all are asked at once."""
 
-    def guarded(host: Host) -> _T | Exception:
+    def guarded(host: Host) -> _T | GpusliceError:
         try:
             return ask(host)
         except GpusliceError as error:
@@ -169,11 +171,6 @@ def _all(ask: Callable[[Host], _T], hosts: Sequence[Host]) -> list[_T | Exceptio
 
     with ThreadPoolExecutor(max(1, len(hosts))) as threads:
         return list(threads.map(guarded, hosts))
-
-
-def _remark(host: Host, error: Exception) -> Remark:
-    remedy = error.remedy if isinstance(error, GpusliceError) else ""
-    return Remark(host.name, error.message if isinstance(error, GpusliceError) else str(error), remedy)
 
 
 def _fingerprint(directory: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from gpuslice.errors import GpusliceError
 from gpuslice.types import Label, PathText, Word
 
 #: The directory of keys, in that of the scheduler.
@@ -59,6 +60,11 @@ class Remark(msgspec.Struct, frozen=True):
     reason: Word
     remedy: Word = ""
     left_out: bool = True
+
+    @classmethod
+    def of(cls, node: str, error: GpusliceError) -> Remark:
+        """Return that ``node`` is left out because of ``error``."""
+        return cls(node, error.message, error.remedy)
 
     def __str__(self) -> str:
         what = "is left out" if self.left_out else "is used, but"
