@@ -45,13 +45,10 @@ def remarks(nodes: Sequence[NodeInfo], *, only_bad: bool = False) -> Iterator[st
     for node in nodes:
         if node.state in _WELL and (only_bad or not node.reason):
             continue
-        heard = (
-            ""
-            if node.heard_s is None
-            else f"nothing has been heard of it for {tables.duration(node.heard_s)}"
-        )
-        what = "" if node.state == "left out" else heard if node.state not in _WELL else ""
-        said = "; ".join(filter(None, (what, one_line(node.reason), one_line(node.remedy))))
+        silence = ""
+        if node.heard_s is not None and node.state not in (*_WELL, "left out"):
+            silence = f"nothing has been heard of it for {tables.duration(node.heard_s)}"
+        said = "; ".join(filter(None, (silence, one_line(node.reason), one_line(node.remedy))))
         yield f"node {node.name} is {node.state}{': ' if said else ''}{said}"
 
 
