@@ -14,8 +14,6 @@ from gpuslice.sched_core.lifecycle.events import Noted
 from gpuslice.sched_core.nodes.remote_nodes import COME_S, RemoteNode, RemoteNodes
 from gpuslice.verbs import NodeInfo
 
-#: A node of which nothing is heard for so long is called silent; agents beat once a second.
-SILENT_S = 3.0
 #: What the scheduler's own node is called.
 HERE = "here"
 
@@ -51,7 +49,7 @@ class NodeReports:
         self.note: Callable[[Noted], object] = lambda note: None
         self._nodes = [node.name for node in nodes] or [""]
         self._directory = working_directory
-        self._here: preflight.Facts | None = None
+        self._here = preflight.PresentFacts((), working_directory)
         self._facts: dict[str, preflight.Facts] = {}
         self._clocks_s: dict[str, float] = {}
         self._remarks: dict[str, list[Remark]] = {}
@@ -80,7 +78,7 @@ class NodeReports:
             self._facts[name], self._clocks_s[name] = facts, facts.unix_s - time.time()
             if not joins:
                 return ""
-            found = preflight.compare(name, self.here(), facts, self._directory, self._clocks_s[name])
+            found = preflight.compare(name, self._here.now(), facts, self._directory, self._clocks_s[name])
         self._replace(name, found)
         return next((one.reason for one in found if one.left_out), "")
 
@@ -96,14 +94,6 @@ class NodeReports:
         """Note why no agent can be started on node ``name``, which is silent; empty: one runs there."""
         self._missed[name] = reason
 
-    def here(self) -> preflight.Facts:
-        """Return what this node has now."""
-        if self._here is None:
-            self._here = preflight.look((), self._directory)
-        else:
-            self._here = preflight.look_again(self._here, self._directory)
-        return self._here
-
     def nodes(self, core: Core, remote: RemoteNodes | None) -> tuple[NodeInfo, ...]:
         """Return all nodes, those included that were left out, with what is known of them now."""
         others = {} if remote is None else remote.nodes
@@ -111,9 +101,9 @@ class NodeReports:
         return tuple(self._info(name, core, others.get(name), remote) for name in names)
 
     def _info(self, name: str, core: Core, node: RemoteNode | None, remote: RemoteNodes | None) -> NodeInfo:
-        facts = self.here() if not name else self._facts.get(name)
+        facts = self._here.now() if not name else self._facts.get(name)
         silent_s = None if node is None or remote is None else remote.silent_s(node)
-        state, said = self._state(name, node, silent_s, core.state.nodes.lost), self._remarks.get(name, [])
+        state, said = _state(name, node, core.state.nodes.lost), self._remarks.get(name, [])
         if (missed := self._missed.get(name, "")) and state != "up":
             said = [*said, Remark(name, missed)]
         return NodeInfo(
@@ -129,17 +119,6 @@ class NodeReports:
             remedy="; ".join(one.remedy for one in said if one.remedy),
         )
 
-    def _state(self, name: str, node: RemoteNode | None, silent_s: float | None, lost: frozenset[str]) -> str:
-        if not name:
-            return "up"
-        if node is None or node.misfit:
-            return "left out"
-        if name in lost:
-            return "lost" if node.came else "left out"
-        if not node.came:
-            return "starting"
-        return "silent" if not node.joined or (silent_s or 0.0) > SILENT_S else "up"
-
     def _replace(self, name: str, found: list[Remark]) -> None:
         """Keep what was ``found`` of a node instead of what was before; tell what is new."""
         before = {_gist(one) for one in self._remarks.pop(name, [])}
@@ -148,6 +127,19 @@ class NodeReports:
         for one in found:
             if _gist(one) not in before:
                 self.note(noted(one))
+
+
+def _state(name: str, node: RemoteNode | None, lost: frozenset[str]) -> str:
+    """Return in a word how node ``name`` stands; ``node`` is None if it is not used, or this one."""
+    if not name:
+        return "up"
+    if node is None or node.misfit:
+        return "left out"
+    if name in lost:
+        return "lost" if node.came else "left out"
+    if not node.came:
+        return "starting"
+    return "silent" if node.silent else "up"
 
 
 def _gist(remark: Remark) -> tuple[bool, str]:

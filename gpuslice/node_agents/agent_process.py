@@ -40,6 +40,7 @@ def main(directory: Path, *, by_stdin: bool = False) -> None:
     told = sys.stdin.buffer.read() if by_stdin else (directory / CONFIG).read_bytes()
     known = msgspec.json.decode(told, type=Config)
     keys = KeyPair(known.public.encode(), known.secret.encode())
+    present = preflight.PresentFacts(known.devices, known.working_directory)
     receiving, sending = os.pipe()
     signal.signal(signal.SIGTERM, lambda number, frame: os.write(sending, b"."))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -54,30 +55,13 @@ def main(directory: Path, *, by_stdin: bool = False) -> None:
         environ=_environ(known),
         adapt=_adapted,
         serve=lambda channel: _serve(channel, known, directory),
-        facts=_Facts(known).encoded,
+        facts=lambda: msgspec.json.encode(present.now()),
     ) as agent:
         if agent.run(receiving):
             _discard(directory)
             (directory / CONFIG).unlink(missing_ok=True)
         elif by_stdin:
             sys.exit(_STOPPED)
-
-
-class _Facts:
-    """What this node has: looked at in full once, and again as far as it may change."""
-
-    def __init__(self, known: Config) -> None:
-        self._known = known
-        self._facts: preflight.Facts | None = None
-
-    def encoded(self) -> bytes:
-        """Return what the node has, as JSON."""
-        known = self._known
-        if self._facts is None:
-            self._facts = preflight.look(known.devices, known.working_directory)
-        else:
-            self._facts = preflight.look_again(self._facts, known.working_directory)
-        return msgspec.json.encode(self._facts)
 
 
 def _adapted(program: Program) -> tuple[Program, str]:

@@ -93,7 +93,29 @@ def look(devices: Sequence[str], directory: str) -> Facts:
     )
 
 
-def look_again(facts: Facts, directory: str) -> Facts:
+class PresentFacts:
+    """What this node has, again and again: looked at in full once, then as far as it may change.
+
+    Parameters
+    ----------
+    devices, directory
+        As for ``look``.
+    """
+
+    def __init__(self, devices: Sequence[str], directory: str) -> None:
+        self._devices, self._directory = devices, directory
+        self._facts: Facts | None = None
+
+    def now(self) -> Facts:
+        """Return what this node has now."""
+        if self._facts is None:
+            self._facts = look(self._devices, self._directory)
+        else:
+            self._facts = _look_again(self._facts, self._directory)
+        return self._facts
+
+
+def _look_again(facts: Facts, directory: str) -> Facts:
     """Return ``facts``, with what may have changed meanwhile: room, clock, versions and ``directory``."""
     status = None
     with suppress(OSError):
