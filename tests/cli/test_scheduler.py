@@ -91,6 +91,7 @@ def test_several_jobs_are_waited_for_and_told_what_to_do(
 def test_every_order_is_answered_in_json_if_that_is_wanted(shell: Shell) -> None:
     shell("up", "--devices", "null:1")
     job = shell.submit(10**6)
+    until(shell.client(), job, lambda info: info.state == "running")  # else it is held, and has no size yet
     told = {"id": job}
     moving = {**told, "from": ["null:0"], "to": ["null:0"], "bytes": 1, "expected_s": 0.0}
     orders = [
@@ -102,6 +103,9 @@ def test_every_order_is_answered_in_json_if_that_is_wanted(shell: Shell) -> None
     ]
     for (verb, *words), answer in orders:
         assert json.loads(shell(verb, job, *words, "--json")) == answer
+        if verb in ("suspend", "resume"):  # the next order is about a job that has done this
+            state = {"suspend": "suspended", "resume": "running"}[verb]
+            until(shell.client(), job, lambda info, state=state: info.state == state)
     found = json.loads(shell("logs", job, "--json"))
     assert {name: Path(path).name for name, path in found.items()} == {
         "out": f"{job}.out",

@@ -9,7 +9,7 @@ import pytest
 from .conftest import Workshop
 
 TOUCH = """
-import json, threading
+import json, threading, time
 import gpuslice, torch
 
 model = torch.nn.Linear(256, 256)
@@ -27,6 +27,13 @@ def watch():
             seen.add(float(model.weight.detach().sum()))
         except gpuslice.TensorParkedError:
             seen.add("parked")
+
+
+def seen_now(kind):
+    # Wait until the watcher has looked, and has found this.
+    seen.discard(kind)
+    while kind not in seen:
+        time.sleep(0.001)
 
 
 def told(touch):
@@ -50,6 +57,7 @@ watcher = threading.Thread(target=watch)
 watcher.start()
 found = {}
 for _ in range(3):
+    seen_now(before)
     job.suspend()
     found = {
         "sum": told(lambda: model.weight.sum()),
@@ -57,9 +65,9 @@ for _ in range(3):
         "item": told(lambda: model.bias[0].item()),
         "step": told(optimizer.step),
     }
-    while "parked" not in seen:
-        pass
+    seen_now("parked")
     job.resume()
+seen_now(before)
 stop.set()
 watcher.join()
 print(json.dumps({"found": found, "seen": sorted(map(str, seen)), "before": str(before)}))
