@@ -192,6 +192,8 @@ class JobInfo(Verb, frozen=True):
     switching_s: float = 0.0
     why: str | None = None
     not_moved: str | None = None
+    copy_on: str | None = None
+    copy_age_s: float | None = None
 
     @property
     def ended(self) -> bool:

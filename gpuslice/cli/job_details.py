@@ -39,6 +39,7 @@ def _labelled(job: JobInfo) -> Iterator[tuple[str, str]]:
     yield "slices", f"{job.slices}; suspends: {job.suspends}, moves: {job.migrations}"
     yield "blackout", tables.blackout(job)
     yield "last switch", tables.switch(job)
+    yield "copy", tables.copy(job)
     yield "memory", _memory(job)
     yield "weight", f"{job.weight:g}"
     yield "queue", "" if job.level is None else str(job.level)

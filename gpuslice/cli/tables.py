@@ -29,6 +29,7 @@ _COLUMNS = (
     "SWITCH",
     "ETA",
     "DEADLINE",
+    "COPY",
     "EXIT",
     "WHY",
 )
@@ -167,6 +168,11 @@ def deadline(job: JobInfo) -> str:
     return ", ".join(words)
 
 
+def copy(job: JobInfo) -> str:
+    """Return where the newest copy of a job's state is on another node, and how old that is."""
+    return "-" if job.copy_on is None else f"{job.copy_on}, {duration(job.copy_age_s)} old"
+
+
 def ending(job: JobInfo) -> str:
     """Return the exit code and the class of a failure. Return ``-`` before there is any."""
     words = ["-" if job.exit_code is None else str(job.exit_code), job.failure or ""]
@@ -190,6 +196,7 @@ def _row(job: JobInfo) -> Row:
         switch(job),
         duration(job.eta_s),
         deadline(job),
+        copy(job),
         ending(job),
         one_line(job.why or job.reason) or "-",
     )

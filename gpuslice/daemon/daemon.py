@@ -246,7 +246,11 @@ def _replicas(scheduler: Scheduler, others: OtherNodes, remote: RemoteNodes | No
     if not others.replicate_every or remote is None or remote.transfers is None:
         return None
     return Replicas(
-        scheduler.core, others.replicate_every, remote.transfers, lambda note: scheduler.set_aside([note])
+        scheduler.core,
+        others.replicate_every,
+        remote.transfers,
+        lambda note: scheduler.set_aside([note]),
+        scheduler.now,
     )
 
 

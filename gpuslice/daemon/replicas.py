@@ -9,7 +9,8 @@ from functools import partial
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.lifecycle.events import Event, Noted, Reported
+from gpuslice.sched_core.lifecycle.events import Event, Noted, Plain, Reported
+from gpuslice.sched_core.lifecycle.node_map import listed
 from gpuslice.sched_core.nodes.transfers import Transfers
 from gpuslice.wire import Progress, Suspended
 
@@ -29,10 +30,20 @@ class Replicas:
         What brings one to a node.
     note
         Called with what people should know.
+    now
+        Returns the time of the core's clock.
     """
 
-    def __init__(self, core: Core, every: int, transfers: Transfers, note: Callable[[Noted], object]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        every: int,
+        transfers: Transfers,
+        note: Callable[[Noted], object],
+        now: Callable[[], float],
+    ) -> None:
         self._core = core
+        self._now = now
         self._every = every
         self._note = note
         self._transfers = transfers
@@ -76,7 +87,7 @@ class Replicas:
         targets = [self._after(node) for node in sources]
         if taken >= self._every and targets != list(sources) and not self._transfers.under_way(job.id):
             self._taken[job.id] = 0
-            done = partial(self._done, job.id, ",".join(node or "here" for node in dict.fromkeys(targets)))
+            done = partial(self._done, job.id, listed(sources), listed(targets), self._now())
             self._transfers.begin(job.id, sources, targets, done)
 
     def _after(self, node: str) -> str:
@@ -86,7 +97,11 @@ class Replicas:
         silent = self._core.state.nodes.silent
         return next((name for name in names[start + 1 :] + names[:start] if name not in silent), node)
 
-    def _done(self, job: str, to: str, error: str) -> None:
+    def _done(self, job: str, sources: str, to: str, taken_s: float, error: str) -> None:
+        """Tell that the snapshot of the moment ``taken_s`` was copied, or a newer one; or that none was."""
         if error:
             _log.warning("a snapshot of %s was not copied to %s: %s", job, to, error)
-        self._note(Noted("not_replicated" if error else "replicated", job, {"to": to}))
+            self._note(Noted("not_replicated", job, {"to": to}))
+        else:
+            details: dict[str, Plain] = {"from": sources, "to": to, "age_s": self._now() - taken_s}
+            self._note(Noted("replicated", job, details))

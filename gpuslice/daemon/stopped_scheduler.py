@@ -65,7 +65,7 @@ class StoppedScheduler:
         overview = Overview(core, self._observer.job_history, policy=self._replay.setup.policy, pid=0)
         status = overview.status(0, self._last_s)
         rest = list(core.jobs.values())[len(status.jobs) :]
-        blockers = Blockers(core, self._last_s)
+        blockers = Blockers(core, self._last_s, self._observer.job_history.copies)
         others = [overview.job(job, self._last_s, blockers) for job in rest]
         return replace(status, jobs=(*status.jobs, *others))
 

@@ -15,6 +15,7 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
 
+from .copies import Copies
 from .wait_facts import Blocked, Facts, Lost, Memory, Quota, Refusal, Use
 from .why import explain
 
@@ -30,9 +31,12 @@ class Blockers:
         The core of the jobs. It must not change while this object is used.
     now_s
         The moment, on the core's clock.
+    copies
+        The copies of states on other nodes, if they are known.
     """
 
-    def __init__(self, core: Core, now_s: float) -> None:
+    def __init__(self, core: Core, now_s: float, copies: Copies | None = None) -> None:
+        self._copies = copies
         self._core = core
         self._now_s = now_s
 
@@ -80,7 +84,13 @@ class Blockers:
             "lost_processes": self._lost(job.nodes),
             "awaited": self._lost(nodes.awaited(job)),
             "waits_s": nodes.waits_until_s(job) - self._now_s,
+            "copy": self._copy(job),
         }
+
+    def _copy(self, job: Gang) -> Lost | None:
+        """Return where the newest copy of the state of ``job`` is on another node, and its age."""
+        copy = None if self._copies is None else self._copies.newest(job)
+        return None if copy is None else Lost(copy.targets, self._now_s - copy.taken_s)
 
     def _since_s(self, job: Gang, absent: bool) -> float:
         """Return when what ``job`` does now began."""

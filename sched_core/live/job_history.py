@@ -26,6 +26,8 @@ from gpuslice.sched_core.lifecycle.events import (
 from gpuslice.sched_core.switch_cost_model import costs_s
 from gpuslice.wire import Resumed, Suspended
 
+from .copies import Copies
+
 #: Slices kept for each job.
 RECENT = 8
 #: The most details that are kept of a phase; more than any rank of ours reports.
@@ -148,6 +150,8 @@ class JobHistory:
     ----------
     accounts
         The history of each job, by its id.
+    copies
+        The newest copy of each job's state on another node.
     counted
         The half of a switch that was reported with the last event, if it counts.
     """
@@ -155,11 +159,13 @@ class JobHistory:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.accounts: dict[str, Account] = {}
+        self.copies = Copies(core)
         self.counted: Suspended | Resumed | None = None
 
     def note(self, event: Event, now: float, commands: Sequence[Command]) -> list[Phase]:
         """Note an event and the commands that followed from it. Return the phases that have ended with it."""
         self.counted = None
+        self.copies.note(event, now)
         if isinstance(event, Reported) and isinstance(event.message, Suspended | Resumed):
             job = self._core.jobs[event.job]
             counts = self.accounts[event.job].reported(event.rank, event.message)

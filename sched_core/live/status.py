@@ -65,7 +65,7 @@ class Overview:
     def _some(self, jobs: Sequence[Gang], now_s: float) -> Iterator[JobInfo]:
         """Yield the status of as many of ``jobs``, at least one, as fit into an answer."""
         left_bytes = _JOBS_BYTES
-        blockers = Blockers(self._core, now_s)
+        blockers = Blockers(self._core, now_s, self._job_history.copies)
         for job in jobs:
             info = self.job(job, now_s, blockers)
             size_bytes = len(msgspec.msgpack.encode(info))
@@ -82,6 +82,7 @@ class Overview:
         delays = self._core.allocation.waits.delays(job, now_s)
         steps = job.steps_so_far
         others = {name: None for device in job.lease for name in self._core.state.occupants[device]}
+        copy = self._job_history.copies.newest(job)
         slower = self._core.allocation.throughput.slowdown(job) if len(others) > 1 else None
         return JobInfo(
             id=job.id,
@@ -90,6 +91,8 @@ class Overview:
             devices=self._names(job.lease),
             moving_to=self._names(job.requested_devices),
             not_moved=job.relocation.refused or None,
+            copy_on=None if copy is None else copy.targets,
+            copy_age_s=None if copy is None else now_s - copy.taken_s,
             demand=job.demand,
             tenant=job.spec.tenant,
             weight=job.spec.weight,
@@ -131,7 +134,7 @@ class Overview:
             exit_code=job.command.exit_code,
             failure=job.verdict.failure or None,
             reason=job.verdict.reason,
-            why=_why(job, blockers or Blockers(self._core, now_s)),
+            why=_why(job, blockers or Blockers(self._core, now_s, self._job_history.copies)),
             command=_shortened(job.program.argv),
             started=job.command.launched,
             shares_with=tuple(name for name in others if name != job.id),

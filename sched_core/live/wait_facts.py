@@ -95,6 +95,8 @@ class Facts:
         Nodes that do not answer: those of its processes, and all.
     awaited, waits_s
         The nodes that it waits for because they have its processes or its state, and for how much longer.
+    copy
+        The nodes that have the newest copy of its state elsewhere, and how old that is.
     bound_to
         Devices that alone can have its state, as far as others have them.
     within
@@ -134,6 +136,7 @@ class Facts:
     lost_processes: tuple[Lost, ...] = ()
     awaited: tuple[Lost, ...] = ()
     waits_s: float = 0.0
+    copy: Lost | None = None
     # on devices
     lease: tuple[str, ...] = ()
     finishing: bool = False

@@ -48,7 +48,10 @@ def _node_lost(facts: Facts) -> str | None:
         (node, for_s), *_ = facts.awaited
         what = "its processes are" if facts.exists else "its state is"
         left = f"waits for {span(facts.waits_s)} more" if facts.waits_s > 0 else "goes on without it soon"
-        return f"{what} on {node}, which has been silent for {span(for_s)}; {left} (--wait-for-node)"
+        said = f"{what} on {node}, which has been silent for {span(for_s)}; {left} (--wait-for-node)"
+        if facts.copy is None:
+            return said
+        return f"{said}; its copy on {facts.copy.node} is {span(facts.copy.for_s)} old"
     if not facts.lost_processes or not facts.exists:
         return None
     (node, for_s), *_ = facts.lost_processes

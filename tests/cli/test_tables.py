@@ -46,6 +46,8 @@ def test_what_is_unusual_about_a_job_is_said(job: JobInfo) -> None:
     assert tables.shares(shares) == "with b"
     slower = msgspec.structs.replace(shares, slowdown=1.25, slowdown_interval=(1.2, 1.31))
     assert tables.shares(slower) == "with b, 1.25x (1.20-1.31)"
+    assert tables.copy(job) == "-"
+    assert tables.copy(msgspec.structs.replace(job, copy_on="b", copy_age_s=41.0)) == "b, 41.0 s old"
     assert tables.switch(job) == "-"
     switched = msgspec.structs.replace(job, switch_s=0.13, switch_predicted_s=0.125)
     assert tables.switch(switched) == "130 ms (of 125 ms)"

@@ -48,7 +48,9 @@ class Bench:
         self.driver = Driver(1, None, ("", "b", "c"))
         self.transfers = Noting()
         self.notes: list[Noted] = []
-        self.replicas = Replicas(self.driver.core, 2, self.transfers, self.notes.append)
+        self.replicas = Replicas(
+            self.driver.core, 2, self.transfers, self.notes.append, lambda: self.driver.now_s
+        )
         self.driver.submit("a")
         self.driver.hello("a")
         self.boundary = 0
@@ -84,8 +86,9 @@ def test_every_second_one_goes_to_the_next_node(bench: Bench) -> None:
     assert bench.transfers.asked == []
     bench.park()
     assert bench.transfers.asked == [("a", [""], ["b"])]
+    bench.driver.now_s += 2.0
     bench.transfers.done.pop()("")
-    assert bench.notes == [Noted("replicated", "a", {"to": "b"})]
+    assert bench.notes == [Noted("replicated", "a", {"from": "here", "to": "b", "age_s": 2.0})]
     bench.park(2)
     assert len(bench.transfers.asked) == 2
 
@@ -119,7 +122,7 @@ def test_nothing_is_sent_to_a_lost_node(bench: Bench) -> None:
 
 def test_of_an_elastic_job_the_snapshot_of_rank_0_goes() -> None:
     driver, transfers = Driver(2, None, ("", "b")), Noting()
-    replicas = Replicas(driver.core, 1, transfers, lambda note: None)
+    replicas = Replicas(driver.core, 1, transfers, lambda note: None, lambda: driver.now_s)
     driver.do(Submitted(JobSpec(id="a", submit_s=0.0, most_devices=2), PROGRAM))
     driver.hello("a")
     driver.resumed("a")

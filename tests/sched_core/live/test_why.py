@@ -55,6 +55,12 @@ def facts(state: JobState = WAITS, **values: object) -> Facts:
         ),
         (
             "node_lost",
+            facts(awaited=LOST, waits_s=540.0, copy=Lost("c", 41.0)),
+            "its processes are on node b, which has been silent for 12 s; waits for 9 min more"
+            " (--wait-for-node); its copy on c is 41 s old",
+        ),
+        (
+            "node_lost",
             facts(awaited=LOST, launched=False, exists=False, waits_s=-1.0),
             "its state is on node b, which has been silent for 12 s; goes on without it soon"
             " (--wait-for-node)",
