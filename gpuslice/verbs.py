@@ -268,10 +268,12 @@ class History(Verb, tag="history", frozen=True):
 
 
 class LogFiles(Verb, tag="log_files", frozen=True):
-    """The paths of the job's stdout and stderr."""
+    """The paths of the job's stdout and stderr, and how long they are now."""
 
     out: str
     err: str
+    out_bytes: int = 0
+    err_bytes: int = 0
 
 
 class LogPart(Verb, tag="log_part", frozen=True):

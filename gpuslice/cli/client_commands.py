@@ -10,17 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpuslice.client.client import Client
+from gpuslice.client.log_tail import start_of_last_lines
 from gpuslice.config import parse_duration
 from gpuslice.errors import EnvironmentUnusableError, NoSchedulerError, UsageError
-from gpuslice.verbs import JobInfo
+from gpuslice.verbs import JobInfo, SchedulerStatus
 
-from . import event_line, job_details, job_table, node_table, tables
+from . import event_line, job_choice, job_details, job_table, node_table, tables
+from .job_choice import Choice
 from .scheduler_options import named_scheduler
 from .text_width import cut
 
@@ -73,17 +76,21 @@ def _left_by(nobody: NoSchedulerError) -> StoppedScheduler:
 
 
 def ps(
+    globs: Sequence[str] = (),
     *,
+    user: str | None = None,
+    state: str | None = None,
     as_json: bool = False,
     watch: bool = False,
     wide: bool = False,
     state_dir: str | Path | None = None,
 ) -> int:
-    """Print all jobs, once or again every second."""
+    """Print the chosen jobs, once or again every second."""
     pause = threading.Event()
+    states = None if state is None else job_choice.states(state)
     with reading(state_dir) as client:
         while True:
-            status = client.status()
+            status = _chosen(client.status(), globs, user, states)
             if watch and sys.stdout.isatty():
                 sys.stdout.write(_CLEAR)
             if as_json:
@@ -97,6 +104,18 @@ def ps(
             if not watch:
                 return 0
             pause.wait(_REFRESH_S)
+
+
+def _chosen(
+    status: SchedulerStatus, globs: Sequence[str], user: str | None, states: Sequence[str] | None
+) -> SchedulerStatus:
+    """Return ``status`` with the jobs that ``globs`` match, of ``user``, in ``states``; None: of all."""
+    jobs: Sequence[JobInfo] = job_choice.matching(status.jobs, globs) if globs else status.jobs
+    if user is not None:
+        jobs = [job for job in jobs if (job.tenant or job_choice.NOBODY) == user]
+    if states is not None:
+        jobs = [job for job in jobs if job.state in states]
+    return msgspec.structs.replace(status, jobs=tuple(jobs))
 
 
 def nodes(*, as_json: bool = False, state_dir: str | Path | None = None) -> int:
@@ -161,11 +180,22 @@ def exit_status(job: JobInfo) -> int:
     return code if code > 0 else 128 - code
 
 
-def logs(job: str, *, follow: bool = False, stderr: bool = False, state_dir: str | Path | None = None) -> int:
-    """Print what a job printed, up to now or until it ends."""
-    offset = 0
+def logs(
+    job: str,
+    *,
+    follow: bool = False,
+    stderr: bool = False,
+    lines: int | None = None,
+    state_dir: str | Path | None = None,
+) -> int:
+    """Print what a job printed, or its last ``lines`` lines, up to now or until it ends."""
+    if lines is not None and lines < 0:
+        raise UsageError(f"{lines} is no number of lines", "write for instance -n 20")
     with reading(state_dir) as client:
         files = client.logs(job)
+        size_bytes = files.err_bytes if stderr else files.out_bytes
+        read = partial(client.read_log, job, err=stderr)
+        offset = 0 if lines is None else start_of_last_lines(read, size_bytes, lines)
         log = Path(files.err if stderr else files.out)
         try:
             ended = False
@@ -174,7 +204,7 @@ def logs(job: str, *, follow: bool = False, stderr: bool = False, state_dir: str
                 ended = not follow or client.wait(job, _LOG_LOOK_AGAIN_S) is not None
                 while part := client.read_log(job, offset, err=stderr):
                     offset += _print(part)
-            if not offset and not stderr:
+            if not offset and not stderr and lines != 0:
                 wrote = client.read_log(job, err=True)
                 hint = f"; see `gpuslice logs --err {job}`" if wrote else "" if follow else " so far"
                 sys.stderr.write(f"gpuslice: job {job} has printed nothing{hint}\n")
@@ -235,37 +265,60 @@ def events(
             pause.wait(_EVENTS_LOOK_AGAIN_S)
 
 
-def cancel(jobs: Sequence[str], *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
+def cancel(choice: Choice, *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
     """End jobs."""
-    return _each(jobs, Client.cancel, as_json, state_dir)
+    return _each(choice, Client.cancel, _can_be_cancelled, as_json, state_dir)
 
 
-def suspend(jobs: Sequence[str], *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
+def suspend(choice: Choice, *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
     """Take jobs off their devices, and keep them off until `resume`."""
-    return _each(jobs, Client.suspend, as_json, state_dir)
+    return _each(choice, Client.suspend, lambda job: not (job.ended or job.held), as_json, state_dir)
 
 
-def resume(jobs: Sequence[str], *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
+def resume(choice: Choice, *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
     """Let suspended jobs have devices again."""
-    return _each(jobs, Client.resume, as_json, state_dir)
+    return _each(choice, Client.resume, lambda job: job.held and not job.ended, as_json, state_dir)
+
+
+def _can_be_cancelled(job: JobInfo) -> bool:
+    """Return True if ``job`` has not ended. One that failed may begin again while something is left of it."""
+    return not job.ended or (job.state == "failed" and job.why is not None)
 
 
 def _each(
-    jobs: Sequence[str], ask: Callable[[Client, str], None], as_json: bool, state_dir: str | Path | None
+    choice: Choice,
+    ask: Callable[[Client, str], None],
+    possible: Callable[[JobInfo], bool],
+    as_json: bool,
+    state_dir: str | Path | None,
 ) -> int:
-    """Call ``ask`` for each job, also after a refusal. Return the exit code of the first refusal, or 0."""
-    status = 0
+    """Call ``ask`` for each chosen job, also after a refusal. Return 0, or the exit code of a refusal.
+
+    A refusal of a job that was not named by its id counts only if nothing was done.
+    """
+    choice.check()
+    refused, unexpected, done = 0, 0, 0
     with connect(state_dir) as client:
-        _check_known(client, jobs)
-        for job in jobs:
+        if choice.exact:
+            _check_known(client, choice.words)
+            ids, left = list(choice.words), list[str]()
+        else:
+            ids, left = choice.of(client.jobs(), possible)
+        for job in ids:
             try:
                 ask(client, job)
             except UsageError as error:
                 sys.stderr.write(error.lines)
-                status = status or error.exit_code
+                if job in choice.words:
+                    refused = refused or error.exit_code
+                else:
+                    unexpected = error.exit_code
             else:
+                done += 1
                 _done(as_json, id=job)
-    return status
+    if left:
+        sys.stderr.write(f"gpuslice: this is not possible for {job_choice.listed(left)}\n")
+    return refused or (0 if done else unexpected)
 
 
 def weight(job: str, weight: str, *, as_json: bool = False, state_dir: str | Path | None = None) -> int:

@@ -13,6 +13,9 @@ def command(
     job: JobArgument,
     follow: Annotated[bool, Option("--follow", "-f", help="Follow until the job ends.")] = False,
     stderr: Annotated[bool, Option("--err", help="Print what went to stderr instead.")] = False,
+    lines: Annotated[
+        int | None, Option("-n", metavar="N", help="Print only the last N lines, and what follows.")
+    ] = None,
     as_json: Json = False,
     state_dir: StateDir = None,
 ) -> int:
@@ -22,4 +25,4 @@ def command(
     """
     if as_json:
         return client_commands.log_files(job, state_dir=state_dir)
-    return client_commands.logs(job, follow=follow, stderr=stderr, state_dir=state_dir)
+    return client_commands.logs(job, follow=follow, stderr=stderr, lines=lines, state_dir=state_dir)

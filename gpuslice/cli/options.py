@@ -31,6 +31,14 @@ JobArgument = Annotated[
 JobsArgument = Annotated[
     list[str], Argument(metavar="JOB...", help="Ids of jobs, as `submit` printed them.", complete=_jobs_like)
 ]
+OptionalJobs = Annotated[
+    list[str] | None,
+    Argument(metavar="[JOB|'GLOB']...", help="Ids of jobs, or quoted globs.", complete=_jobs_like),
+]
+All = Annotated[bool, Option("--all", help="All jobs for which it is possible.")]
+Mine = Annotated[
+    bool, Option("--mine", help="Only jobs of yours: those of the tenant with your name, or of none.")
+]
 Json = Annotated[bool, Option("--json", help="Print JSON; the keys are documented and stay.")]
 CheckpointEvery = Annotated[
     int | None,

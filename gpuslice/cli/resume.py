@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from . import client_commands
-from .options import JobsArgument, Json, StateDir
+from .job_choice import Choice
+from .options import All, Json, Mine, OptionalJobs, StateDir
 
 
-def command(jobs: JobsArgument, as_json: Json = False, state_dir: StateDir = None) -> int:
+def command(
+    jobs: OptionalJobs = None,
+    every: All = False,
+    mine: Mine = False,
+    as_json: Json = False,
+    state_dir: StateDir = None,
+) -> int:
     """Let jobs that `gpuslice suspend` has stopped have devices again."""
-    return client_commands.resume(jobs, as_json=as_json, state_dir=state_dir)
+    return client_commands.resume(Choice(jobs or (), every, mine), as_json=as_json, state_dir=state_dir)

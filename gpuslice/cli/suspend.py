@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from . import client_commands
-from .options import JobsArgument, Json, StateDir
+from .job_choice import Choice
+from .options import All, Json, Mine, OptionalJobs, StateDir
 
 
-def command(jobs: JobsArgument, as_json: Json = False, state_dir: StateDir = None) -> int:
+def command(
+    jobs: OptionalJobs = None,
+    every: All = False,
+    mine: Mine = False,
+    as_json: Json = False,
+    state_dir: StateDir = None,
+) -> int:
     """Take jobs off their devices until `gpuslice resume`.
 
     Each job leaves at its next boundary.
     """
-    return client_commands.suspend(jobs, as_json=as_json, state_dir=state_dir)
+    return client_commands.suspend(Choice(jobs or (), every, mine), as_json=as_json, state_dir=state_dir)

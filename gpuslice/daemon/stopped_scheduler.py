@@ -14,6 +14,7 @@ from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.sched_core.journal.event_listing import history
 from gpuslice.sched_core.journal.journal import FILE
 from gpuslice.sched_core.live.blockers import Blockers
+from gpuslice.sched_core.live.job_logs import log_files, part
 from gpuslice.sched_core.live.status import Overview
 from gpuslice.verbs import EventInfo, JobInfo, LogFiles, SchedulerStatus
 
@@ -91,22 +92,11 @@ class StoppedScheduler:
 
     def logs(self, job: str) -> LogFiles:
         """Return where the output of ``job`` is."""
-        out, err = (self._log(self._known(job).id, stream) for stream in ("out", "err"))
-        return LogFiles(out=str(out), err=str(err))
+        return log_files(self._log, self._known(job).id)
 
     def read_log(self, job: str, offset: int = 0, *, err: bool = False) -> bytes:
-        """Return what ``job`` has printed, or written to stderr, from byte ``offset`` on."""
-        path = self._log(job, "err" if err else "out")
-        try:
-            with path.open("rb") as file:
-                file.seek(offset)
-                return file.read()
-        except FileNotFoundError:
-            return b""  # it was never started
-        except OSError as error:
-            raise EnvironmentUnusableError(
-                f"cannot read {path}: {error.strerror}", "see the scheduler's logs"
-            ) from error
+        """Return the next part of what ``job`` has printed, or written to stderr, from byte ``offset`` on."""
+        return part(self._log(job, "err" if err else "out"), offset)
 
     def events(self, after: int = 0) -> Iterator[EventInfo]:
         """Yield what happened after event number ``after``, the oldest event first."""

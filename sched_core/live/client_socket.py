@@ -40,7 +40,6 @@ from gpuslice.verbs import (
     Ended,
     Events,
     Failed,
-    LogFiles,
     LogPart,
     Logs,
     Migrate,
@@ -57,6 +56,7 @@ from gpuslice.verbs import (
     encode,
 )
 
+from .job_logs import log_files, part
 from .scheduler import Scheduler
 from .status import Overview
 from .submission import check, make_spec
@@ -65,8 +65,6 @@ _LINGER_MS = 1000
 _REQUESTS_AT_ONCE = 20
 #: A client that waits asks again every two seconds. A client that has not asked for so long has gone.
 _FORGET_S = 60.0
-#: The most bytes of a log that one answer holds.
-_LOG_PART_BYTES = 256 << 10
 _UNLESS = "give it more time, or leave out --guaranteed"
 #: A client that has asked: the socket, and the client's identity there.
 _Requester = tuple[zmq.Socket[bytes], bytes]
@@ -193,13 +191,11 @@ class ClientSocket:
                 self._wait(requester, self._awaiting_guarantee.setdefault(self._known(request.job).id, {}))
                 return None
             case Logs():
-                logs = self._scheduler.local.processes
-                job = self._known(request.job).id
-                return LogFiles(out=str(logs.log(job, "out")), err=str(logs.log(job, "err")))
+                return log_files(self._scheduler.local.processes.log, self._known(request.job).id)
             case ReadLog():
                 job = self._known(request.job).id
                 path = self._scheduler.local.processes.log(job, "err" if request.err else "out")
-                return LogPart(data=_part(path, request.offset))
+                return LogPart(data=part(path, request.offset))
             case Cancel():
                 self._known(request.job)
                 return self._changed(Cancelled(request.job, "cancelled by its owner"))
@@ -318,14 +314,3 @@ def _admission(job: Gang) -> Answer:
         told = f"{job.id} {job.state.value} before its deadline could be guaranteed: {job.verdict.reason}"
         return Failed(error=told, remedy=f"`gpuslice logs {job.id} --err` may tell more", exit_code=2)
     return Done()
-
-
-def _part(log: Path, offset: int) -> bytes:
-    try:
-        with log.open("rb") as file:
-            file.seek(offset)
-            return file.read(_LOG_PART_BYTES)
-    except FileNotFoundError:
-        return b""  # it has yet to be started
-    except (OSError, ValueError, OverflowError) as error:
-        raise EnvironmentUnusableError(f"cannot read {log}: {error}", "see the scheduler's logs") from error

@@ -74,6 +74,9 @@ def test_what_is_read_quickly_is_read_as_the_parser_reads_it(name: str, data: st
     [
         "ps",
         "ps --json --state-dir d --watch",
+        "ps sweep-* --user u --state queued,running",
+        "logs -n 20 job",
+        "cancel --mine sweep-*",
         "logs -f --err job",
         "wait job --timeout=1s",
         "migrate job --to cuda:1",
@@ -98,7 +101,7 @@ def test_ordinary_lines_are_read_quickly(line: str) -> None:
         "ps --help",
         "ps --jso",
         "ps --json=1",
-        "ps more",
+        "nodes more",
         "ps --state-dir",
         "ps --state-dir --json",
         "ps --state-dir=",

@@ -13,6 +13,7 @@ import zmq
 
 from gpuslice import verbs
 from gpuslice.cli import client_commands, main
+from gpuslice.cli.job_choice import Choice
 from gpuslice.client.client import Client
 from gpuslice.daemon import event_log
 from gpuslice.errors import EnvironmentUnusableError, UsageError
@@ -79,7 +80,9 @@ def test_several_jobs_are_waited_for_and_told_what_to_do(
     assert "impossible" in shell("suspend", jobs[0], good, jobs[1], code=2)
     assert all(until(shell.client(), job, lambda info: info.state == "suspended") for job in jobs)
     assert shell("resume", *jobs) == ""
-    assert client_commands.cancel([jobs[0], good, jobs[1]], as_json=True, state_dir=shell.directory) == 2
+    assert (
+        client_commands.cancel(Choice([jobs[0], good, jobs[1]]), as_json=True, state_dir=shell.directory) == 2
+    )
     told = capfd.readouterr()
     assert [json.loads(line)["id"] for line in told.out.splitlines()] == jobs
     assert "impossible" in told.err
@@ -107,10 +110,11 @@ def test_every_order_is_answered_in_json_if_that_is_wanted(shell: Shell) -> None
             state = {"suspend": "suspended", "resume": "running"}[verb]
             until(shell.client(), job, lambda info, state=state: info.state == state)
     found = json.loads(shell("logs", job, "--json"))
-    assert {name: Path(path).name for name, path in found.items()} == {
+    assert {name: Path(found[name]).name for name in ("out", "err")} == {
         "out": f"{job}.out",
         "err": f"{job}.err",
     }
+    assert found["out_bytes"] == Path(found["out"]).stat().st_size > 0
     pid = shell.status().pid
     assert json.loads(shell("down", "--json")) == {"pid": pid}
 
