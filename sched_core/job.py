@@ -6,7 +6,7 @@ from math import inf
 from typing import NamedTuple
 
 from gpuslice.job_request import JobRequest
-from gpuslice.types import ByteCount, Count, JobName, Moment, Seconds, Text
+from gpuslice.types import ByteCount, Count, JobName, Label, Moment, Seconds, Text
 
 #: Seconds that a job has to save a checkpoint when it is told to end, unless it was submitted with others.
 GRACE_S = 30.0
@@ -54,6 +54,9 @@ class JobSpec(JobRequest, frozen=True, kw_only=True):
         How long its processes may take to end when they are asked to; 0: they are killed unasked.
     wait_for_node_s
         How long it waits for a node that does not answer and has its processes or its state.
+    array, at_once
+        The array that it is a job of (empty: none), and how many of the array's jobs may have devices at a
+        time (0: any number).
     cpus, host_memory_bytes
         What the whole job needs of the hosts, for multi-resource policies; 0: not stated.
     """
@@ -68,6 +71,8 @@ class JobSpec(JobRequest, frozen=True, kw_only=True):
     trial_batches: Count = 0
     grace_s: Seconds = GRACE_S
     wait_for_node_s: Seconds = WAIT_FOR_NODE_S
+    array: Label = ""
+    at_once: Count = 0
     cpus: Count = 0
     host_memory_bytes: ByteCount = 0
 

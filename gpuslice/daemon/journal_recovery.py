@@ -17,7 +17,7 @@ from gpuslice.sched_core.journal.head import path_of
 from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError
 from gpuslice.sched_core.journal.repair import salvage
 from gpuslice.sched_core.journal.replay import Replay
-from gpuslice.sched_core.lifecycle.events import Submitted
+from gpuslice.sched_core.lifecycle.events import submitted
 from gpuslice.sched_core.nodes import exit_record
 from gpuslice.sched_core.nodes.endpoint import next_past
 
@@ -103,7 +103,7 @@ def _describe_unknown_jobs(directory: Path) -> str:
     _build(directory, fresh)
     try:
         with Journal(fresh, read_only=True) as journal:
-            known = {event.spec.id for event, _ in journal.replay() if isinstance(event, Submitted)}
+            known = {spec.id for event, _ in journal.replay() for spec, _ in submitted(event)}
     finally:
         _remove(fresh)
     logs = sorted((directory / "logs").glob("*.exit"))

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.lifecycle.events import Event, NodeFound, NodeLost, Noted, Reported, Submitted
+from gpuslice.sched_core.lifecycle.events import Event, NodeFound, NodeLost, Noted, Reported, submitted
 from gpuslice.sched_core.live.job_history import JobHistory, Phase
 from gpuslice.version import __version__
 from gpuslice.wire import Resumed, Suspended
@@ -85,9 +85,9 @@ class Metrics:
 
     def note(self, event: Event, now: float, ended: Sequence[Phase]) -> None:
         """Count ``event``, and the phases of jobs that have ended with it."""
-        if isinstance(event, Submitted):
-            self._submitted.inc()
-            self._jobs.labels(JobState.QUEUED.value).inc()
+        if count := sum(1 for _ in submitted(event)):
+            self._submitted.inc(count)
+            self._jobs.labels(JobState.QUEUED.value).inc(count)
         elif isinstance(event, Reported):
             self._report(self._job_history.counted)
             self._job(event.job, now)

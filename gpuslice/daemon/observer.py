@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpuslice.daemon import event_log
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.lifecycle.events import Command, Event, Submitted
+from gpuslice.sched_core.lifecycle.events import ArraySubmitted, Command, Event, Submitted
 from gpuslice.sched_core.live.job_history import JobHistory, Phase
 
 if TYPE_CHECKING:
@@ -41,10 +41,13 @@ class EventObserver:
 
     def tell(self, event: Event) -> None:
         """Prepare the log lines on what the newest noted event has changed."""
-        if isinstance(event, Submitted):
+        if isinstance(event, Submitted | ArraySubmitted):
             spec = event.spec
             details = {"devices": spec.devices, "tenant": spec.tenant, "weight": spec.weight}
-            self._lines.append(("submitted", f"job {spec.id} was submitted", spec.id, details))
+            said = f"job {spec.id} was submitted"
+            if isinstance(event, ArraySubmitted):
+                said = f"array {spec.id} of {len(event.points)} jobs was submitted"
+            self._lines.append(("submitted", said, spec.id, details))
         for phase in self._ended:
             self._tell(phase)
 

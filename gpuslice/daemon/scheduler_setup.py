@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # NVML only where there are GPUs
 
 #: The number of the core, in every journal. It grows when a core no longer does with the events of a journal
 #: what the core that wrote them did.
-CORE_VERSION = 7
+CORE_VERSION = 8
 #: Of journals that name none.
 _FIRST_CORE_VERSION = 1
 #: More devices than there can be; `isdigit` would take digits that `int` does not.

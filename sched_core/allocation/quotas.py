@@ -1,70 +1,120 @@
-"""Quotas: how many devices the jobs of one tenant may ask for at the same time.
+"""Limits on jobs that have a part of something in common: a tenant's devices, the places of an array.
 
-A job queues for its part of the quota from its submission on, not from the moment its processes are there. So
-a job that imports for long loses no place to a job that was submitted later.
+A job queues for its part of a limit from its submission on, not from the moment its processes are there. So
+a job that imports for long loses no place to a job that was submitted later. A job under several limits
+passes one after the other: it queues for the next when it has its part of the one before.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping
+from typing import Literal
 
 from gpuslice.sched_core.jobs.gang import Gang
 
 
-class Quotas:
-    """The jobs that the policy may see by their tenants' quotas, and those that wait outside, in order.
+class Limit:
+    """A limit, the jobs that have a part of it, and those that wait for a part, in order.
 
     Parameters
     ----------
-    limits
-        Devices by tenant; tenants that are not named have no limit.
+    kind, name
+        What the limit is for: the devices of a tenant's jobs, or the number of an array's jobs, by name.
+    most
+        The most that all jobs inside have together.
     """
 
-    def __init__(self, limits: Mapping[str, int]) -> None:
-        self.limits = dict(limits)
-        self._used: Counter[str] = Counter()
-        #: The jobs inside their tenant's quota, and those outside: by tenant, then by id in order of entry.
-        self._inside: defaultdict[str, dict[str, Gang]] = defaultdict(dict)
-        self._outside: defaultdict[str, dict[str, Gang]] = defaultdict(dict)
+    def __init__(self, kind: Literal["tenant", "array"], name: str, most: int) -> None:
+        self.kind, self.name, self.most = kind, name, most
+        self.used = 0
+        #: By id, in order of entry.
+        self._inside: dict[str, Gang] = {}
+        self._outside: dict[str, Gang] = {}
+
+    def part(self, job: Gang) -> int:
+        """Return how much of the limit ``job`` needs."""
+        return job.demand if self.kind == "tenant" else 1
 
     def enter(self, job: Gang) -> bool:
-        """Let ``job`` queue for its tenant's quota. Return True if it is in. Else a ``leave`` lets it in."""
-        tenant = job.spec.tenant
-        if tenant not in self.limits or job.id in self._inside[tenant]:
+        """Let ``job`` queue for its part. Return True if it has it. Else a ``leave`` gives it."""
+        if job.id in self._inside:
             return True
-        self._outside[tenant].setdefault(job.id, job)
-        self._admit(tenant)
-        return job.id in self._inside[tenant]
-
-    def keeps_out(self, job: Gang) -> bool:
-        """Return True if ``job`` waits outside its tenant's quota."""
-        return job.id in self._outside.get(job.spec.tenant, ())
-
-    def inside(self, tenant: str) -> list[str]:
-        """Return the ids of the jobs that have a part of the quota of ``tenant``, in order of their entry."""
-        return list(self._inside.get(tenant, ()))
-
-    def next_outside(self, tenant: str) -> str:
-        """Return the id of the job of ``tenant`` that comes in next. Return "" if none waits outside."""
-        return next(iter(self._outside.get(tenant, ())), "")
+        self._outside.setdefault(job.id, job)
+        self._admit()
+        return job.id in self._inside
 
     def leave(self, job: Gang) -> list[Gang]:
         """Remove ``job``, which is inside or outside. Return the jobs that come in now."""
-        tenant = job.spec.tenant
-        self._outside[tenant].pop(job.id, None)
-        if self._inside[tenant].pop(job.id, None) is not None:
-            self._used[tenant] -= job.demand
-        return self._admit(tenant) if tenant in self.limits else []
+        self._outside.pop(job.id, None)
+        if self._inside.pop(job.id, None) is not None:
+            self.used -= self.part(job)
+        return self._admit()
 
-    def _admit(self, tenant: str) -> list[Gang]:
+    def keeps_out(self, job: Gang) -> bool:
+        """Return True if ``job`` waits for its part."""
+        return job.id in self._outside
+
+    @property
+    def inside(self) -> list[str]:
+        """The ids of the jobs that have a part, in order of their entry."""
+        return list(self._inside)
+
+    @property
+    def next_outside(self) -> str:
+        """The id of the job that comes in next. Empty if none waits."""
+        return next(iter(self._outside), "")
+
+    def _admit(self) -> list[Gang]:
         admitted: list[Gang] = []
-        queue = self._outside[tenant]
-        for job in list(queue.values()):
-            if self._used[tenant] + job.demand > self.limits[tenant]:
+        while job := next(iter(self._outside.values()), None):
+            if self.used + self.part(job) > self.most:
                 break
-            del queue[job.id]
-            self._inside[tenant][job.id] = job
-            self._used[tenant] += job.demand
+            del self._outside[job.id]
+            self._inside[job.id] = job
+            self.used += self.part(job)
             admitted.append(job)
         return admitted
+
+
+class Quotas:
+    """The jobs that the policy may see by all limits that they are under.
+
+    Parameters
+    ----------
+    tenants
+        Devices by tenant; tenants that are not named have no limit.
+    """
+
+    def __init__(self, tenants: Mapping[str, int]) -> None:
+        self.tenants = {name: Limit("tenant", name, most) for name, most in tenants.items()}
+        #: The limits of arrays that have one, by the array's id.
+        self._arrays: dict[str, Limit] = {}
+
+    def enter(self, job: Gang) -> bool:
+        """Let ``job`` queue for its part of each limit. Return True if it has all. Else a ``leave`` may."""
+        return all(limit.enter(job) for limit in self._of(job))
+
+    def keeps_out(self, job: Gang) -> bool:
+        """Return True if ``job`` waits outside one of its limits."""
+        return self.limit_of(job) is not None
+
+    def limit_of(self, job: Gang) -> Limit | None:
+        """Return the limit that keeps ``job`` out. Return None if there is none."""
+        return next((limit for limit in self._of(job) if limit.keeps_out(job)), None)
+
+    def leave(self, job: Gang) -> list[Gang]:
+        """Remove ``job`` from all limits. Return the jobs that have all their parts now."""
+        admitted = [other for limit in self._of(job) for other in limit.leave(job)]
+        return [other for other in admitted if self.enter(other)]
+
+    def _of(self, job: Gang) -> list[Limit]:
+        """Return the limits that ``job`` is under, in the order in which it passes them."""
+        found = []
+        if job.spec.at_once:
+            name = job.spec.array
+            if (limit := self._arrays.get(name)) is None:
+                limit = self._arrays[name] = Limit("array", name, job.spec.at_once)
+            found.append(limit)
+        if (limit := self.tenants.get(job.spec.tenant)) is not None:
+            found.append(limit)
+        return found

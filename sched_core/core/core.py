@@ -17,6 +17,7 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.ledger import Ledger
 from gpuslice.sched_core.lifecycle import launching
 from gpuslice.sched_core.lifecycle.events import (
+    ArraySubmitted,
     Brought,
     Cancelled,
     Command,
@@ -42,6 +43,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Weighted,
     Woken,
     job_of,
+    submitted,
 )
 from gpuslice.sched_core.lifecycle.invariants import check
 from gpuslice.sched_core.lifecycle.node_map import NodeMap
@@ -161,7 +163,7 @@ class Core:
         """Write down what ``event`` says."""
         state, allocation = self.state, self.allocation
         match event:
-            case Submitted():
+            case Submitted() | ArraySubmitted():
                 self._submit(event, now)
             case Reported():
                 self._reports.take(state.known(event.job, event), event.rank, event.message, now)
@@ -221,14 +223,16 @@ class Core:
         """Raise ``InvariantError`` if an invariant of the core is broken."""
         check(self.state)
 
-    def _submit(self, event: Submitted, now: float) -> None:
-        spec, jobs = event.spec, self.state.jobs
-        if spec.id in jobs:
-            raise jobs[spec.id].illegal("submitted again")
-        owner_requests.check_submission(self.state, self.allocation, spec)
-        job = jobs[spec.id] = Gang(spec, len(jobs), event.program)
-        job.history.append((now, "submitted"))
-        self.allocation.enter(job)
+    def _submit(self, event: Submitted | ArraySubmitted, now: float) -> None:
+        jobs, found = self.state.jobs, list(submitted(event))
+        for spec, _ in found:
+            if spec.id in jobs:
+                raise jobs[spec.id].illegal("submitted again")
+            owner_requests.check_submission(self.state, self.allocation, spec)
+        for spec, program in found:
+            job = jobs[spec.id] = Gang(spec, len(jobs), program)
+            job.history.append((now, "submitted"))
+            self.allocation.enter(job)
 
 
 def _kept(event: Event) -> list[Command]:

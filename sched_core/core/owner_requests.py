@@ -41,10 +41,10 @@ def check_submission(state: State, allocation: Allocation, spec: JobSpec) -> Non
             f"job {spec.id} wants its deadline guaranteed, which this policy never does",
             "leave out --guaranteed, or start the scheduler with --policy chronus",
         )
-    quota = allocation.quotas.limits.get(spec.tenant)
-    if quota is not None and spec.ranks > quota:
+    quota = allocation.quotas.tenants.get(spec.tenant)
+    if quota is not None and spec.ranks > quota.most:
         raise UsageError(
-            f"job {spec.id} asks for {spec.ranks} devices; the quota of tenant {spec.tenant} is {quota}",
+            f"job {spec.id} asks for {spec.ranks} devices; the quota of tenant {spec.tenant} is {quota.most}",
             "ask for fewer, or raise the quota with `gpuslice up --quota`",
         )
     most_bytes = max(spec.device_memory_bytes, spec.most_device_memory_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpuslice.sched_core.lifecycle.events import (
+    ArraySubmitted,
     Computed,
     Event,
     Limited,
@@ -55,7 +56,7 @@ def _info(number: int, at_s: float, unix_s: float | None, event: Event) -> Event
     told: msgspec.Struct = event
     if isinstance(event, Reported):
         told = event.message
-    elif isinstance(event, Submitted):
+    elif isinstance(event, Submitted | ArraySubmitted):
         told = event.spec
     fields = event.details if isinstance(event, Noted) else msgspec.structs.asdict(told)
     details: dict[str, Plain] = {
@@ -66,8 +67,10 @@ def _info(number: int, at_s: float, unix_s: float | None, event: Event) -> Event
     attempt = details.get("attempt")
     if not isinstance(event, Noted) and isinstance(attempt, int):
         details["attempt"] = attempt + 1  # as notices count, for people
-    if isinstance(event, Submitted):
+    if isinstance(event, Submitted | ArraySubmitted):
         details["deadline_s"] = event.spec.last_deadline_s
+    if isinstance(event, ArraySubmitted):
+        details["jobs"] = len(event.points)
     if isinstance(event, Moved):
         details["devices"] = ",".join(event.devices)
     return EventInfo(

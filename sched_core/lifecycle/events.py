@@ -5,7 +5,7 @@ Both are msgspec structs, so that they can be written down and replayed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -24,7 +24,9 @@ from gpuslice.types import (
     RankNumber,
     Seconds,
     Text,
+    VariableName,
     Weight,
+    Word,
     explain,
 )
 from gpuslice.wire import NOT_A_VALUE, FromAgent, ToAgent
@@ -38,6 +40,26 @@ class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
 
     spec: JobSpec
     program: Program
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One job of an array: its id, its command, and its variables besides those that all have."""
+
+    id: JobName
+    argv: tuple[Word, ...]
+    environ: dict[VariableName, Word] = {}
+
+
+class ArraySubmitted(msgspec.Struct, frozen=True, tag="array_submitted"):
+    """The submission of all jobs of an array at once: all or none.
+
+    ``spec`` and ``program`` are those of each job, but for what its point says. The id of ``spec`` is the
+    array's.
+    """
+
+    spec: JobSpec
+    program: Program
+    points: tuple[Point, ...]
 
 
 class Reported(msgspec.Struct, frozen=True, tag="reported"):
@@ -212,6 +234,7 @@ class Woken(msgspec.Struct, frozen=True, tag="woken"):
 OwnerRequest = Cancelled | Held | Released | Moved | Weighted
 Event = (
     Submitted
+    | ArraySubmitted
     | Reported
     | RankGone
     | Exited
@@ -257,8 +280,22 @@ def named(event: Event) -> str:
 
 
 def job_of(event: Event) -> str:
-    """Return the id of the job that ``event`` is about; empty if it is about none."""
-    return event.spec.id if isinstance(event, Submitted) else str(getattr(event, "job", ""))
+    """Return the id of the job that ``event`` is about; empty if it is about none.
+
+    Of an array's submission it is the array's id.
+    """
+    return event.spec.id if isinstance(event, Submitted | ArraySubmitted) else str(getattr(event, "job", ""))
+
+
+def submitted(event: Event) -> Iterator[tuple[JobSpec, Program]]:
+    """Yield each job that ``event`` submits, with its program. Yield nothing if it submits none."""
+    if isinstance(event, Submitted):
+        yield event.spec, event.program
+    elif isinstance(event, ArraySubmitted):
+        for point in event.points:
+            environ = {**event.program.environ, **point.environ}
+            program = Program(point.argv, event.program.directory, environ)
+            yield msgspec.structs.replace(event.spec, id=point.id, array=event.spec.id), program
 
 
 def decode(written: bytes) -> Event:

@@ -184,12 +184,11 @@ class Blockers:
         return Blocked(self._device_names[device], other.id, self.why(other) or "")
 
     def _quota(self, job: Gang) -> Quota | None:
-        quotas, tenant = self._core.allocation.quotas, job.spec.tenant
-        if not quotas.keeps_out(job):
+        limit = self._core.allocation.quotas.limit_of(job)
+        if limit is None:
             return None
-        inside = quotas.inside(tenant)
-        used = sum(self._core.jobs[name].demand for name in inside)
-        return Quota(tenant, quotas.limits[tenant], used, tuple(inside), quotas.next_outside(tenant))
+        inside, first = tuple(limit.inside), limit.next_outside
+        return Quota(limit.kind, limit.name, limit.most, limit.used, inside, first, limit.part(job))
 
     def _trials(self, job: Gang) -> Iterable[Use]:
         for other in self._core.allocation.trials.tried:

@@ -20,8 +20,8 @@ from gpuslice.sched_core.lifecycle.events import (
     Launch,
     Notice,
     Reported,
-    Submitted,
     Tell,
+    submitted,
 )
 from gpuslice.sched_core.switch_cost_model import costs_s
 from gpuslice.wire import Resumed, Suspended
@@ -197,7 +197,7 @@ class JobHistory:
 
 def _touched(event: Event, commands: Sequence[Command]) -> dict[str, None]:
     """Return the jobs that may be in another state now: a change is reported, or followed by an order."""
-    names = [event.spec.id] if isinstance(event, Submitted) else [getattr(event, "job", "")]
+    names = [spec.id for spec, _ in submitted(event)] or [getattr(event, "job", "")]
     names += [command.job for command in commands if isinstance(command, Tell | Launch | Kill | Notice)]
     return dict.fromkeys(name for name in names if name)  # a policy's Noted names no job
 

@@ -32,13 +32,19 @@ class Lost(NamedTuple):
 
 
 class Quota(NamedTuple):
-    """A tenant's quota: its devices, how many the jobs ``inside`` count for, and who is next outside."""
+    """A limit that keeps a job out: the devices of a tenant, or the number of jobs of an array at once.
 
-    tenant: str
+    ``used`` is what the jobs ``inside`` have of it. ``first`` is the next outside, and the job needs
+    ``part``.
+    """
+
+    kind: str
+    name: str
     limit: int
     used: int
     inside: tuple[str, ...]
     first: str
+    part: int
 
 
 class Refusal(NamedTuple):

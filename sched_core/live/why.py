@@ -89,11 +89,12 @@ def _quota(facts: Facts) -> str | None:
     quota = facts.quota
     if quota is None or (facts.absent and facts.launched):
         return None
-    said = f"tenant {quota.tenant} has {quota.used} of {_count(quota.limit, 'device')}"
+    most = f"{quota.limit} jobs at once" if quota.kind == "array" else _count(quota.limit, "device")
+    said = f"{quota.kind} {quota.name} has {quota.used} of {most}"
     if quota.inside:
         said += f", for {listed(quota.inside)}"
-    if quota.used + facts.demand > quota.limit:
-        return said if quota.used == quota.limit else f"{said}; it needs {facts.demand}"
+    if quota.used + quota.part > quota.limit:
+        return said if quota.used == quota.limit else f"{said}; it needs {quota.part}"
     return f"{said}; {quota.first} is before it"
 
 

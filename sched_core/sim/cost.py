@@ -13,7 +13,7 @@ from gpuslice.config import state_directory
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.job import Job
 from gpuslice.sched_core.journal.journal import FILE, Journal
-from gpuslice.sched_core.lifecycle.events import Reported, Submitted
+from gpuslice.sched_core.lifecycle.events import Reported, submitted
 from gpuslice.sched_core.switch_cost_model import CostModel, Half, State
 from gpuslice.wire import Resumed, Suspended
 
@@ -76,9 +76,9 @@ class JournalCost:
         last: dict[tuple[str, int], State] = {}
         with Journal(path, read_only=True) as journal:
             for event, _ in journal.replay():
-                if isinstance(event, Submitted):
-                    models[event.spec.id] = event.spec.model
-                elif isinstance(event, Reported):
+                for spec, _ in submitted(event):
+                    models[spec.id] = spec.model
+                if isinstance(event, Reported):
                     self._learn(event, models.get(event.job, ""), last)
         if self._costs.switch(State(0)) is None:
             raise UsageError(f"{path} has no switches", "first run jobs that take turns")

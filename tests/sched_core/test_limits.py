@@ -5,14 +5,24 @@ from __future__ import annotations
 import pytest
 
 from gpuslice import wire
-from gpuslice.errors import OVER_MEMORY_LIMIT, UsageError
+from gpuslice.errors import OVER_MEMORY_LIMIT, IllegalTransitionError, UsageError
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.jobs.wait_reasons import Delays
-from gpuslice.sched_core.lifecycle.events import Cancelled, Exited, Held, RankGone, Released, Submitted
+from gpuslice.sched_core.lifecycle.events import (
+    ArraySubmitted,
+    Cancelled,
+    Exited,
+    Held,
+    Point,
+    RankGone,
+    Released,
+    Submitted,
+)
+from gpuslice.sched_core.policies.rr import RoundRobin
 from gpuslice.sched_core.policy import Plan, Start
 
-from .driver import PROGRAM, Driver, Scripted, notices, told
+from .driver import PROGRAM, QUANTUM_S, Driver, Scripted, notices, picture, told
 
 
 def submit(driver: Driver, job: str, *, tenant: str = "t", ranks: int = 1, memory: int = 0) -> None:
@@ -102,6 +112,59 @@ def test_a_job_that_ends_before_it_is_ready_gives_its_part_of_the_quota_back() -
     hello(driver, "b")
     driver.do(Exited("a", 1))
     assert driver.core.jobs["b"].lease
+
+
+def submit_array(driver: Driver, at_once: int, count: int = 4, tenant: str = "", ranks: int = 1) -> None:
+    spec = JobSpec(id="s", submit_s=driver.now_s, tenant=tenant, devices=ranks, at_once=at_once)
+    points = tuple(Point(f"s-{n}", ("train", str(n)), {"N": str(n)}) for n in range(count))
+    driver.do(ArraySubmitted(spec, PROGRAM, points))
+    for number in range(count):
+        driver.hello(f"s-{number}")
+
+
+def leased(driver: Driver) -> list[str]:
+    return [name for name, job in driver.core.jobs.items() if job.lease]
+
+
+def test_an_array_is_submitted_at_once_and_has_no_more_devices_than_its_owner_wants() -> None:
+    driver = Driver(4)
+    submit_array(driver, 2)
+    assert leased(driver) == ["s-0", "s-1"]
+    first = driver.core.jobs["s-3"]
+    assert (first.program.argv, first.program.environ, first.spec.array) == (("train", "3"), {"N": "3"}, "s")
+    gone(driver, "s-0")
+    assert leased(driver) == ["s-1", "s-2"]
+    driver.do(Held("s-1"))
+    driver.resumed("s-2")
+    driver.resumed("s-1")
+    driver.parked("s-1", driver.core.jobs["s-1"].asked.stop_at)
+    assert leased(driver) == ["s-2", "s-3"]
+    driver.do(Released("s-1"))
+    assert leased(driver) == ["s-2", "s-3"], "s-1 queues again"
+    assert picture(driver.core) == picture(driver.replayed(RoundRobin(quantum_s=QUANTUM_S)))
+
+
+def test_an_array_within_a_quota_keeps_both() -> None:
+    driver = Driver(8, quotas={"t": 2})
+    submit_array(driver, 3, tenant="t")
+    submit(driver, "later")
+    assert leased(driver) == ["s-0", "s-1"]
+    gone(driver, "s-0")
+    assert leased(driver) == ["s-1", "s-2"], "s-2 was inside its array before the other came"
+    gone(driver, "s-1")
+    assert leased(driver) == ["s-2", "later"], "s-3 came into its array only when s-0 had left it"
+
+
+def test_of_an_array_with_one_impossible_job_none_is_submitted() -> None:
+    driver = Driver(2)
+    submit(driver, "s-1")
+    with pytest.raises(IllegalTransitionError, match="submitted again"):
+        submit_array(driver, 0)
+    with pytest.raises(UsageError, match="job s-0 asks for 3 devices of 2"):
+        driver.do(
+            ArraySubmitted(JobSpec(id="s", submit_s=0.0, devices=3), PROGRAM, (Point("s-0", ("train",)),))
+        )
+    assert list(driver.core.jobs) == ["s-1"]
 
 
 def test_a_job_larger_than_its_tenants_quota_is_refused() -> None:

@@ -128,15 +128,24 @@ def facts(state: JobState = WAITS, **values: object) -> Facts:
         ("sets_up", facts(JobState.RUNNING, lease=ON), "it sets up on cuda:0: no step yet (3.0 s so far)"),
         ("sets_up", facts(JobState.RUNNING, lease=ON, trains=True), None),
         ("held", facts(held=True), "held by its owner (`gpuslice resume j`)"),
-        ("quota", facts(quota=Quota("lab", 2, 2, ("a",), "j")), "tenant lab has 2 of 2 devices, for a"),
         (
             "quota",
-            facts(quota=Quota("lab", 2, 1, ("a",), "j"), demand=2),
+            facts(quota=Quota("array", "sweep", 2, 2, ("a", "b"), "c", 1)),
+            "array sweep has 2 of 2 jobs at once, for a and b",
+        ),
+        (
+            "quota",
+            facts(quota=Quota("tenant", "lab", 2, 2, ("a",), "j", 1)),
+            "tenant lab has 2 of 2 devices, for a",
+        ),
+        (
+            "quota",
+            facts(quota=Quota("tenant", "lab", 2, 1, ("a",), "j", 2)),
             "tenant lab has 1 of 2 devices, for a; it needs 2",
         ),
         (
             "quota",
-            facts(quota=Quota("lab", 2, 1, ("a",), "b")),
+            facts(quota=Quota("tenant", "lab", 2, 1, ("a",), "b", 1)),
             "tenant lab has 1 of 2 devices, for a; b is before it",
         ),
         (
