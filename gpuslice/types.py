@@ -58,6 +58,8 @@ ExitCode = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Seconds = Annotated[float, Meta(ge=0.0, le=MAX_SECONDS)]
 #: A moment of a scheduler's clock, which goes on from one scheduler to the next.
 Moment = Annotated[float, Meta(ge=0.0, le=1e12)]
+#: A Unix time, up to the year 8307.
+UnixTime = Annotated[float, Meta(ge=0.0, le=2e11)]
 #: A training loss: any finite number.
 Loss = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Weight = Annotated[float, Meta(ge=1e-6, le=1e6)]

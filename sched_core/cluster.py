@@ -63,6 +63,8 @@ class Cluster:
         self.node_of: list[int] = [node for node, size in enumerate(node_sizes) for _ in range(size)]
         self.size = len(self.node_of)
         self._first_of = list(accumulate(self.node_sizes, initial=0))
+        #: The devices that are left of nodes of which some cannot be had.
+        self._left: dict[int, tuple[int, ...]] = {}
         if len(self.rack_of) != len(self.node_sizes) or len(self.socket_of) != self.size:
             raise UsageError(
                 f"racks of {list(self.rack_sizes)} nodes and sockets of {list(self.socket_sizes)} devices "
@@ -151,21 +153,31 @@ class Cluster:
         """Return the least extent that ``count`` devices of this cluster have if it is empty."""
         return Extent(*(_fewest(count, sizes) for sizes in self._largest_first))
 
-    def on(self, node: int) -> range:
-        """Return the devices of ``node``."""
+    def on(self, node: int) -> Sequence[int]:
+        """Return the devices of ``node`` that can be had."""
+        if node in self._left:
+            return self._left[node]
         return range(self._first_of[node], self._first_of[node] + self.node_sizes[node])
 
     def in_rack(self, rack: int) -> range:
         """Return the nodes of ``rack``."""
         return range(self._first_node_of[rack], self._first_node_of[rack + 1])
 
-    def without(self, nodes: Container[int]) -> Cluster:
-        """Return the same cluster, in which no device of ``nodes`` can be had.
+    def without(self, nodes: Container[int], devices: Container[int] = ()) -> Cluster:
+        """Return the same cluster, in which no device of ``nodes`` and none of ``devices`` can be had.
 
-        These nodes are empty. Everything keeps its number.
+        Everything keeps its number.
         """
         less = copy.copy(self)
-        less.node_sizes = tuple(0 if node in nodes else size for node, size in enumerate(self.node_sizes))
+        less._left = dict(self._left)
+        for node in range(len(self.node_sizes)):
+            there = self.on(node)
+            left = () if node in nodes else tuple(device for device in there if device not in devices)
+            if len(left) < len(there):
+                less._left[node] = left
+        less.node_sizes = tuple(
+            len(less._left.get(node, range(size))) for node, size in enumerate(self.node_sizes)
+        )
         less.size = sum(less.node_sizes)
         of_sockets = [0] * len(self.socket_sizes)
         for node in range(len(less.node_sizes)):
@@ -277,6 +289,15 @@ class FreeDevices:
                 count = len(free)
             change(free, device)
         self._move(node, count, len(free))
+
+    def without(self, devices: Iterable[int]) -> FreeDevices:
+        """Return the free devices that are none of ``devices``; this object itself if these are not free."""
+        taken = [device for device in sorted(devices) if self.has((device,))]
+        if not taken:
+            return self
+        left = self.copy()
+        left.take(taken)
+        return left
 
     def copy(self) -> FreeDevices:
         """Return an independent copy, to try changes on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
@@ -119,6 +120,9 @@ class Job:
     within
         Nodes of which one must have all of its devices; empty if it may have any. The live core sets this for
         elastic jobs where processes cannot be on two nodes.
+    closed
+        Devices that it may not have now: they are reserved for others, or no job is to begin on them. (What
+        no job may have is not in ``View.cluster``.) The live core sets this, and a reset follows.
     stays_on
         The node that is to have all of its devices for now, because a move costs more than it is worth; None:
         any. The live core sets it for policies that look at it (``policy.KeepsToNodes``).
@@ -153,6 +157,7 @@ class Job:
     """
 
     __slots__ = (
+        "closed",
         "demand",
         "epoch",
         "executed_s",
@@ -185,6 +190,7 @@ class Job:
         self.most = max(spec.most_devices or spec.devices, self.least)
         self.within: tuple[int, ...] = ()
         self.stays_on: int | None = None
+        self.closed: frozenset[int] = frozenset()
         self.number = number
         self.placement: tuple[int, ...] = ()
         self.epoch = 0
@@ -209,6 +215,10 @@ class Job:
     def may_be_on(self, nodes: set[int]) -> bool:
         """Return True if the job may have devices on all of ``nodes`` at the same time."""
         return not self.within or (len(nodes) == 1 and nodes.issubset(self.within))
+
+    def may_have(self, devices: Iterable[int]) -> bool:
+        """Return True if none of ``devices`` is closed to the job."""
+        return self.closed.isdisjoint(devices)
 
     def executed_at(self, now_s: float) -> float:
         """Return the seconds in which the job has made progress, up to ``now_s``."""

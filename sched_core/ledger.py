@@ -116,7 +116,9 @@ class Ledger:
         if len(devices) != job.demand:
             self._check_size(job, len(devices), plan)
         if self._absent and (absent := self._absent.intersection(devices)):
-            raise self._impossible(f"device {min(absent)} is on a node that is lost", plan)
+            raise self._impossible(
+                f"device {min(absent)} cannot be had: its node is lost, or it is paused", plan
+            )
         holder = self._holder
         for position, device in enumerate(devices):
             if not 0 <= device < len(self._cluster.node_of):

@@ -23,6 +23,7 @@ from .deadlines import Deadlines
 from .eligibility import Eligibility
 from .homes import Homes
 from .moves import Moves
+from .open_devices import OpenDevices
 from .planned_devices import PlannedDevices
 from .planning import Planning
 from .prestart import Prestart
@@ -74,6 +75,7 @@ class Allocation:
         )
         self.moves = Moves(state, self.planned, self.homes)
         self.bound_jobs = BoundJobs()
+        self.open_devices = OpenDevices(state, self.planned, self.moves, self.trials)
         self.unfit_places = UnfitPlaces(state, self.planned, self.moves)
         self.eligibility = Eligibility(
             state, view, eligible, self.quotas, self.waits, self.planned, self.trials, self.prestart
@@ -96,6 +98,7 @@ class Allocation:
 
     def _look_at(self, job: Gang, now: float) -> None:
         """Take over what has changed of ``job``."""
+        self.open_devices.look_at(job)
         if self.eligibility.look_at(job, now):
             self.moves.forget(job)
             if job.state is JobState.SUCCEEDED:
@@ -104,7 +107,7 @@ class Allocation:
             self.deadlines.judge(job, now)
         if job.bound:
             self.bound_jobs.add(job)
-        if job.command.not_for:
+        if job.command.not_for or job.closed:
             self.unfit_places.add(job)
         self.homes.look_at(job)
         self.moves.look_at(job)
@@ -120,13 +123,23 @@ class Allocation:
         state = self._state
         for job in [job for job in state.jobs.values() if not job.state.ended] if state.nodes.silent else ():
             self._keep_away(job, now)
-        self.learn(now)
-        self._view.cluster = state.nodes.cluster
-        state.ledger.use(state.nodes.cluster)
+        self._use_cluster(now)
         for job in returned:
             if job.lease and job.shown and not job.running:
                 self.planned.keep_lease(job, now)
         self.planned.plan_anew()
+
+    def use_open_devices(self, now: float) -> None:
+        """Plan with the devices that are open now. Jobs leave those that are closed to them."""
+        self.open_devices.change(now)
+        self._use_cluster(now)
+        self.planned.plan_anew()
+
+    def _use_cluster(self, now: float) -> None:
+        """Have the policy plan for the devices that can be had now. No job has others by the plan."""
+        self.learn(now)
+        self._view.cluster = self._state.nodes.cluster
+        self._state.ledger.use(self._state.nodes.cluster)
 
     def _keep_away(self, job: Gang, now: float) -> None:
         """Take from ``job`` whatever it has to do with silent nodes: devices, a trial or a requested move."""

@@ -100,7 +100,9 @@ class Homes:
         return tuple(home)
 
     def _is_home(self, job: Gang, device: int) -> bool:
-        return all(holder is job or self._waits(holder) for holder in self._state.holders(device))
+        return job.may_have((device,)) and all(
+            holder is job or self._waits(holder) for holder in self._state.holders(device)
+        )
 
     def near_processes(self, job: Gang) -> tuple[int, ...]:
         """Return devices where the processes of ``job`` are, to use instead of its own; empty if none.
@@ -127,6 +129,8 @@ class Homes:
 
     def _fits(self, job: Gang, device: int) -> bool:
         holders = self._state.holders(device)
+        if not job.may_have((device,)):
+            return False
         if not holders or job in holders:
             return True
         (other, *more) = holders

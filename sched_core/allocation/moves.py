@@ -90,6 +90,8 @@ class Moves:
         for job in [job for job in self._requested.values() if self._is_due(job)]:
             del self._requested[job.id]
             wish, job.requested_devices = job.requested_devices, ()
+            if not job.may_have(wish):
+                continue  # they were closed to it meanwhile
             self.carry_out(job, wish, now)
             self.granted(job, moved=True, asked=True)
             self._homes.redirect(job, now)
@@ -162,12 +164,13 @@ class Moves:
         """
         others = {other.id: other for device in job.home for other in self._state.holders(device)}
         others.pop(job.id, None)
-        apart = not job.may_be_on(set(self._state.nodes.of(home_placement(job))))
-        if apart or any(other.bound for other in others.values()):
+        home = home_placement(job)
+        apart = not job.may_be_on(set(self._state.nodes.of(home)))
+        if apart or not job.may_have(home) or any(other.bound for other in others.values()):
             self._plan.unassign(job, now)
             self._plan.start_again()
             return
-        self.carry_out(job, home_placement(job), now)
+        self.carry_out(job, home, now)
 
     def carry_out(self, job: Gang, wish: tuple[int, ...], now: float) -> None:
         """Give ``job`` the devices ``wish`` and give their holders the devices that ``job`` leaves."""
@@ -193,11 +196,11 @@ class Moves:
     def _exchanged(self, other: Gang, swap: Mapping[int, int]) -> tuple[int, ...]:
         """Return the devices of ``other`` after the exchange ``swap``; empty if it can have none.
 
-        A job that must be on one node, and would be on two, keeps the devices that were not exchanged, if
-        they are enough.
+        A job that must be on one node and would be on two, or would have a device that is closed to it, keeps
+        the devices that were not exchanged, if they are enough.
         """
         devices = tuple(swap.get(device, device) for device in other.placement)
-        if other.may_be_on(set(self._state.nodes.of(devices))):
+        if other.may_be_on(set(self._state.nodes.of(devices))) and other.may_have(devices):
             return devices
         left = tuple(device for device in other.placement if device not in swap)
         return left if len(left) >= other.least else ()

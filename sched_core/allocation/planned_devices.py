@@ -55,9 +55,15 @@ class PlannedDevices:
             self._waits.begin(job, now, quota=quota)
 
     def keep_lease(self, job: Gang, now: float) -> None:
-        """Assign to ``job`` the devices that it really holds; jobs that were to follow it wait again."""
+        """Assign to ``job`` the devices that it really holds; jobs that were to follow it wait again.
+
+        A job that holds a device that is closed to it has to leave.
+        """
         if job.running:
             self.unassign(job, now)
+        if not job.may_have(job.lease):
+            self.plan_anew()
+            return
         for device in job.lease:
             for other in self._state.holders(device):
                 if device not in other.lease:

@@ -90,10 +90,17 @@ class Stays:
             return None
         if self._state.nodes.whole.node_sizes[job.nodes[0]] < job.demand:
             return None  # its other nodes were silent when it was started
+        if job.closed and not self._has_open_devices(job):
+            return None
         home = job.state_nodes == job.nodes
         trains = job.processes.trains and home
         new = self._any and not job.state_nodes and job.ready
         return _Arrival(nodes.pop(), trains) if trains or new or (job.relocation.stays and home) else None
+
+    def _has_open_devices(self, job: Gang) -> bool:
+        """Return True if enough devices of the node of ``job`` are open to it."""
+        on_node = self._state.nodes.whole.on(job.nodes[0])
+        return sum(job.may_have((device,)) for device in on_node) >= job.demand
 
     def _end_at(self, job: Gang, end_s: float) -> None:
         self._ends_s[job.id] = end_s

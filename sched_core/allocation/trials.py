@@ -108,7 +108,7 @@ class Trials:
 
     def _choose(self, job: Gang) -> tuple[int, ...]:
         """Return the devices to borrow for ``job``, where least is disturbed; empty if there are too few."""
-        taken = {device for other in self._trying.values() for device in other.borrowed}
+        taken = {device for other in self._trying.values() for device in other.borrowed} | job.closed
         if job.width:  # its trial was broken off, and where else it could go on is not known
             present = job.lease or job.home
             return present if taken.isdisjoint(present) else ()

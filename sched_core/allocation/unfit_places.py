@@ -1,6 +1,7 @@
-"""Devices on nodes that are fit, for jobs that a plan puts on nodes where their command cannot be started.
+"""Devices that are fit, for jobs that a plan puts where they cannot be.
 
-Policies that look at ``Job.within`` make no such plan, unless a job needs several of the nodes that are fit.
+Their command cannot be started on the node, or the device is closed to them. Policies that look at
+``Job.within`` and ``Job.closed`` make no such plan, unless a job needs several of the nodes that are fit.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from .planned_devices import PlannedDevices
 
 
 class UnfitPlaces:
-    """The jobs whose command some nodes cannot start.
+    """The jobs whose command some nodes cannot start, or to which some devices are closed.
 
     Parameters
     ----------
@@ -30,23 +31,29 @@ class UnfitPlaces:
         self._jobs: dict[str, Gang] = {}
 
     def add(self, job: Gang) -> None:
-        """Add ``job``, whose command some node cannot start."""
+        """Add ``job``, whose command some node cannot start, or to which some device is closed."""
         self._jobs[job.id] = job
 
     def leave(self, now: float) -> None:
-        """Give each job devices of nodes that are fit for it, by an exchange; none if that is impossible."""
+        """Give each job devices that are fit for it, by an exchange; none if that is impossible."""
         for job in list(self._jobs.values()):
-            if job.state.ended or not job.command.not_for:
+            if job.state.ended or not (job.command.not_for or job.closed):
                 del self._jobs[job.id]
-            elif job.running and not job.lease and self._is_unfit(job, job.placement):
+            elif job.running and self._must_leave(job):
                 if wish := self._elsewhere(job):
                     self._moves.carry_out(job, wish, now)
                 else:
                     self._plan.unassign(job, now)
                     self._plan.start_again()
 
+    def _must_leave(self, job: Gang) -> bool:
+        """Return True if the devices that ``job`` has by the plan are not fit. Its present node always is."""
+        unfit_node = not job.lease and self._is_unfit(job, job.placement)
+        return unfit_node or not job.may_have(job.placement)
+
     def _is_unfit(self, job: Gang, devices: tuple[int, ...]) -> bool:
-        return not job.command.not_for.keys().isdisjoint(self._state.nodes.of(devices))
+        on_unfit_node = not job.command.not_for.keys().isdisjoint(self._state.nodes.of(devices))
+        return on_unfit_node or not job.may_have(devices)
 
     def _elsewhere(self, job: Gang) -> tuple[int, ...]:
         """Return as many devices as ``job`` has by the plan, on nodes that are fit; empty if too few."""
@@ -54,7 +61,10 @@ class UnfitPlaces:
         found = [device for device in job.placement if not self._is_unfit(job, (device,))]
         left = [device for device in job.placement if device not in found]
         usable = [
-            device for node in nodes.fitting(job) for device in nodes.cluster.on(node) if device not in found
+            device
+            for node in nodes.fitting(job)
+            for device in nodes.cluster.on(node)
+            if device not in found and job.may_have((device,))
         ]
         for device in sorted(usable, key=lambda device: len(self._state.holders(device))):
             if left and self._gives(device, left[-1]):

@@ -20,8 +20,10 @@ from gpuslice.sched_core.lifecycle.events import (
     ArraySubmitted,
     Brought,
     Cancelled,
+    Clocked,
     Command,
     Computed,
+    Drained,
     Event,
     Exited,
     Held,
@@ -33,12 +35,17 @@ from gpuslice.sched_core.lifecycle.events import (
     NodeSilent,
     Noted,
     Notice,
+    Paused,
     PortFound,
     RankGone,
     Released,
     Reported,
+    Reserved,
     StateWaits,
     Submitted,
+    Undrained,
+    Unpaused,
+    Unreserved,
     WakeAt,
     Weighted,
     Woken,
@@ -57,7 +64,7 @@ from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 from gpuslice.types import DeviceName
 from gpuslice.wire import Progress
 
-from . import owner_requests
+from . import device_requests, owner_requests
 from .absences import Absences
 
 #: A policy is asked at most so often at one moment, and then again so many seconds later. Without that,
@@ -176,9 +183,14 @@ class Core:
                 launching.take(state, state.known(event.job, event), event, now)
             case Cancelled() | Held() | Released() | Moved() | Weighted():
                 owner_requests.apply(state, allocation, state.known(event.job, event), event, now)
+            case Paused() | Unpaused() | Drained() | Undrained() | Reserved() | Unreserved() | Clocked():
+                device_requests.apply(state, event, now)
+                allocation.use_open_devices(now)
             case Woken():
                 self._wake_s = None
                 state.plan_due = True
+                if device_requests.expire(state, now):
+                    allocation.use_open_devices(now)
                 self._reconciliation.expire(now)
                 self._absences.expire(now)
             case Computed():
@@ -208,7 +220,7 @@ class Core:
     def _order_wake_time(self, now: float) -> None:
         """Order the next ``Woken``, if it is not the one that was ordered last."""
         again_s = now + ASK_AGAIN_S if self.state.plan_due else inf
-        ours_s = min(self._reconciliation.due_s(now), self._absences.due_s())
+        ours_s = min(self._reconciliation.due_s(now), self._absences.due_s(), self.state.closed.due_s())
         due_s = min(ours_s, self.allocation.due_s(), again_s)
         wake_s = None if due_s == inf else due_s
         if wake_s != self._wake_s:

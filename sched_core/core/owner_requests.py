@@ -121,6 +121,8 @@ def _move(state: State, allocation: Allocation, job: Gang, event: Moved, now: fl
         )
     state.nodes.check_usable(wish)
     unfit_nodes.check(state, job, wish)
+    for device in sorted(job.closed.intersection(wish)):
+        raise UsageError(state.closed.reason(job, device, now), "name other devices, or wait until then")
     job.history.append((now, f"to be moved to {', '.join(event.devices)}"))
     allocation.moves.request(job, wish)
 

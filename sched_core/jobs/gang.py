@@ -42,6 +42,10 @@ class Gang(AccountedJob):
     width, world
         How many ranks its last lease was for, from the first on (0: there was none), and the epoch since when
         these are the ones that train. The others of an elastic job wait.
+    last_lease
+        The devices of its present or last lease, rank order; empty if it has not begun.
+    shut_out
+        True if all devices that it could be on are closed to it (``closed_devices``).
     requested_devices
         Devices its owner wants it moved to, until that has been done; empty when none.
     held
@@ -86,9 +90,19 @@ class Gang(AccountedJob):
 
     __slots__ = (
         *("asked", "attempt", "borrowed", "command", "deadline_missed", "entry", "fair_share_s", "finishing"),
-        *("fragmentation_s", "given_up", "held", "history", "home", "lateness", "lease", "lent", "nodes"),
-        *("not_before_s", "processes", "program", "ranks", "refusals", "relaunches", "relocation"),
-        *("requested_devices", "shown", "state_nodes", "step_time", "switch", "tried", "verdict"),
+        *(
+            "fragmentation_s",
+            "given_up",
+            "held",
+            "history",
+            "home",
+            "last_lease",
+            "lateness",
+            "lease",
+            "lent",
+        ),
+        *("nodes", "not_before_s", "processes", "program", "ranks", "refusals", "relaunches", "relocation"),
+        *("requested_devices", "shown", "shut_out", "state_nodes", "step_time", "switch", "tried", "verdict"),
         *("waits_since", "width", "world"),
     )
 
@@ -99,11 +113,13 @@ class Gang(AccountedJob):
         self.width = self.world = 0
         self.lease: tuple[int, ...] = ()
         self.home: tuple[int, ...] = ()
+        self.last_lease: tuple[int, ...] = ()
         self.borrowed: tuple[int, ...] = ()
         self.nodes: tuple[int, ...] = ()
         self.state_nodes: tuple[int, ...] = ()
         self.requested_devices: tuple[int, ...] = ()
         self.held = self.lent = self.shown = self.given_up = self.finishing = self.deadline_missed = False
+        self.shut_out = False
         self.command, self.processes, self.relocation = Command(), Processes(), Relocation()
         self.asked, self.entry, self.lateness = Asked(), Entry(), Lateness()
         self.verdict, self.switch = Verdict(), Switch()
@@ -219,6 +235,10 @@ class Gang(AccountedJob):
         """The steps that the job has made. On its way to other processes they are those of the last ones."""
         return max(self.steps, self.relocation.steps)
 
+    def keep_off(self, closed: frozenset[int], *, shut_out: bool) -> None:
+        """Note which devices are closed to the job, and whether it can be on no other ones."""
+        self.closed, self.shut_out = closed, shut_out
+
     def show(self, *, shown: bool) -> None:
         """Note whether the policy may choose the job from now on."""
         self.shown = shown
@@ -239,7 +259,7 @@ class Gang(AccountedJob):
         """Give the job a lease on ``devices``. Another number of devices begins another world of ranks."""
         if self.width != len(devices):
             self.width, self.world = len(devices), self.epoch
-        self.lease = devices
+        self.lease = self.last_lease = devices
         self.processes.place()
 
     def vacate(self) -> None:

@@ -20,6 +20,7 @@ class Claimed(Protocol):
     verdict: Verdict
     finishing: bool
     held: bool
+    shut_out: bool
     processes: Processes
     borrowed: Devices
     lent: bool
@@ -61,12 +62,13 @@ def _nowhere(job: Claimed) -> Devices:
     return ()
 
 
-#: Who may have devices, and which. In this order: the end, the owner, silent nodes, trials, the policy.
+#: Who may have devices, and which: the end, the owner, silent nodes, closed devices, trials, the policy.
 CLAIMS = (
     Claim("it has ended", _has_ended, _nowhere, withdraws=True),
     Claim("it has made its steps", attrgetter("finishing"), _nowhere, withdraws=True),
     Claim("its owner holds it", attrgetter("held"), _nowhere, withdraws=True),
     Claim("its node is silent", attrgetter("processes.cut_off"), attrgetter("lease"), withdraws=True),
+    Claim("its devices are closed", attrgetter("shut_out"), _nowhere, withdraws=True),
     Claim("it has no process", _has_no_process, _nowhere, withdraws=True),
     Claim("it is tried", attrgetter("borrowed"), attrgetter("borrowed")),
     Claim("it lends its devices", attrgetter("lent"), _nowhere),

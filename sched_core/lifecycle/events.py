@@ -24,6 +24,7 @@ from gpuslice.types import (
     RankNumber,
     Seconds,
     Text,
+    UnixTime,
     VariableName,
     Weight,
     Word,
@@ -226,12 +227,63 @@ class NodeFound(msgspec.Struct, frozen=True, tag="node_found"):
     anew: bool = True
 
 
+class Clocked(msgspec.Struct, frozen=True, tag="clocked"):
+    """The Unix time at this moment: another scheduler has begun, or the machine has slept."""
+
+    unix_s: UnixTime
+
+
+class Paused(msgspec.Struct, frozen=True, tag="paused"):
+    """The request to close ``devices`` to all jobs until a Unix time (None: until ``Unpaused``)."""
+
+    devices: tuple[Label, ...]
+    unix_s: UnixTime
+    until_unix_s: UnixTime | None = None
+
+
+class Unpaused(msgspec.Struct, frozen=True, tag="unpaused"):
+    """The request to end the pauses of ``devices``."""
+
+    devices: tuple[Label, ...]
+
+
+class Drained(msgspec.Struct, frozen=True, tag="drained"):
+    """The request to let no job begin on ``devices``. Jobs that are there, or were there last, go on."""
+
+    devices: tuple[Label, ...]
+
+
+class Undrained(msgspec.Struct, frozen=True, tag="undrained"):
+    """The request to let jobs begin on ``devices`` again."""
+
+    devices: tuple[Label, ...]
+
+
+class Reserved(msgspec.Struct, frozen=True, tag="reserved"):
+    """The request to let only jobs of ``tenant`` have ``devices`` between two Unix times."""
+
+    reservation: JobName
+    devices: tuple[Label, ...]
+    unix_s: UnixTime
+    begin_unix_s: UnixTime
+    end_unix_s: UnixTime
+    tenant: Label = ""
+
+
+class Unreserved(msgspec.Struct, frozen=True, tag="unreserved"):
+    """The request to end a reservation, or not to begin it."""
+
+    reservation: JobName
+
+
 class Woken(msgspec.Struct, frozen=True, tag="woken"):
     """The moment of the last ``WakeAt`` has come."""
 
 
 #: The requests of a job's owner.
 OwnerRequest = Cancelled | Held | Released | Moved | Weighted
+#: The requests that are about devices.
+DeviceRequest = Paused | Unpaused | Drained | Undrained | Reserved | Unreserved
 Event = (
     Submitted
     | ArraySubmitted
@@ -242,6 +294,8 @@ Event = (
     | StateWaits
     | PortFound
     | OwnerRequest
+    | DeviceRequest
+    | Clocked
     | Measured
     | Noted
     | Computed

@@ -60,6 +60,10 @@ def _check_job(state: State, job: Gang) -> None:
         raise InvariantError(f"job {job.id} is {job.state.value} but its ranks are {names}")
     if job.state is JobState.SUSPENDED and len({rank.boundary for rank in job.training()}) > 1:
         raise InvariantError(f"the ranks of job {job.id} are parked at different boundaries")
+    if not job.state.ended and not job.processes.cut_off and not job.may_have(job.wanted):
+        raise InvariantError(
+            f"job {job.id} is wanted on {job.wanted}, of which {job.closed} are closed to it"
+        )
     for device in job.wanted if not _is_aside(job) and not job.borrowed else ():
         if job not in state.ledger.holders(device):
             raise InvariantError(f"job {job.id} is wanted on device {device} but not entered for it")

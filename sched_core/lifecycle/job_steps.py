@@ -106,10 +106,10 @@ def call_off(state: State, job: Gang, now: float) -> None:
 def stay(state: State, job: Gang) -> bool:
     """Have the policy, or a trial that wants the devices, plan with the devices that ``job`` still holds.
 
-    Return False if the job must leave all the same: its owner holds it, or its tenant's quota has no room for
-    it.
+    Return False if the job must leave all the same: its owner holds it, its tenant's quota has no room for
+    it, or a device that it has is closed to it.
     """
-    if not (job.lent or job.shown):
+    if not (job.lent or job.shown) or not job.may_have(job.lease):
         return False
     state.tell_allocation(News.STAYS, job)
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from math import inf
 from types import MappingProxyType
@@ -29,7 +29,7 @@ class NodeMap:
     Attributes
     ----------
     whole, cluster
-        All nodes, and the cluster without those that are silent or lost.
+        All nodes, and the cluster without those that are silent or lost, and without paused devices.
     """
 
     def __init__(self, devices: Sequence[DeviceName], sockets: int = 1, *, spread: bool = False) -> None:
@@ -39,6 +39,7 @@ class NodeMap:
         #: The nodes that do not answer, and since when; those of them whose lease has run out.
         self._silent: dict[int, float] = {}
         self._lost: set[int] = set()
+        self._paused: frozenset[int] = frozenset()
 
     @property
     def numbers(self) -> range:
@@ -83,7 +84,7 @@ class NodeMap:
             If there is no such node.
         """
         self._silent.setdefault(self._number(name), now)
-        self.cluster = self.whole.without(self._silent)
+        self._change_cluster()
 
     def lose(self, name: str, now: float) -> None:
         """Note that the lease of the silent node ``name`` has run out. Raise as `fall_silent`."""
@@ -95,8 +96,16 @@ class NodeMap:
         number = self._number(name)
         self._silent.pop(number, None)
         self._lost.discard(number)
-        self.cluster = self.whole.without(self._silent)
+        self._change_cluster()
         return number
+
+    def pause(self, devices: Collection[int]) -> None:
+        """Set the devices that no job may have, whatever their node does."""
+        self._paused = frozenset(devices)
+        self._change_cluster()
+
+    def _change_cluster(self) -> None:
+        self.cluster = self.whole.without(self._silent, self._paused)
 
     def _number(self, name: str) -> int:
         if name not in self._names:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from gpuslice.errors import IllegalTransitionError
+from gpuslice.sched_core.jobs.closed_devices import ClosedDevices
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
 from gpuslice.sched_core.ledger import Ledger
@@ -50,6 +51,8 @@ class State:
         All jobs ever submitted, by id, in order of submission.
     unreconciled
         The jobs that are not yet where they are to be, or have something to do within a time limit, by id.
+    closed
+        The devices that are paused, reserved or drained.
     plan_due
         True if there is reason to ask the policy.
     """
@@ -65,6 +68,7 @@ class State:
     ) -> None:
         self.devices, self.nodes, self.ledger, self.switch_costs = devices, nodes, ledger, switch_costs
         self.device_memory_bytes = device_memory_bytes
+        self.closed = ClosedDevices(devices)
         self.occupants: list[dict[str, Gang]] = [{} for _ in devices]
         self.jobs: dict[str, Gang] = {}
         self.unreconciled: dict[str, Gang] = {}

@@ -10,7 +10,11 @@ from .placement import Placement
 
 
 def choose_devices(placement: Placement, job: Job, free: FreeDevices) -> tuple[int, ...] | None:
-    """Return the devices that ``placement`` chooses; for a job that needs one node, devices of one node."""
+    """Return the devices that ``placement`` chooses of those that are open to ``job``.
+
+    For a job that needs one node they are of one node.
+    """
+    free = free.without(job.closed) if job.closed else free
     devices = placement.choose(job, free)
     if job.stays_on is not None:
         return devices and _where_it_stays(job, job.stays_on, devices, free)
@@ -30,8 +34,10 @@ def _where_it_stays(
 
 
 def kind_of(placement: Placement, job: Job) -> str:
-    """Return ``Placement.kind``, extended by the allowed nodes of a job that needs one node."""
+    """Return ``Placement.kind``, extended by the nodes that the job may be on, and what is closed to it."""
     kind = placement.kind(job)
+    if job.closed:
+        kind = f"{kind} without {sorted(job.closed)}"
     if job.stays_on is not None:
         return f"{kind} stays on {job.stays_on}"
     return f"{kind} within {job.within}" if job.within else kind
@@ -39,11 +45,12 @@ def kind_of(placement: Placement, job: Job) -> str:
 
 def most_on_one_node(job: Job, free: FreeDevices) -> int:
     """Return how many devices ``job``, which needs one node, can have now."""
-    return max(len(free.on_node[node]) for node in job.within)
+    return max(len(free.without(job.closed).on_node[node]) for node in job.within)
 
 
 def on_one_node(job: Job, count: int, free: FreeDevices) -> tuple[int, ...] | None:
     """Return ``count`` devices on the job's former node, else on the fullest node that has them; or None."""
+    free = free.without(job.closed)
     fitting = [node for node in job.within if len(free.on_node[node]) >= count]
     if not fitting:
         return None
@@ -60,4 +67,4 @@ def node_before(job: Job, free: FreeDevices) -> int | None:
 
 def on_few_nodes(job: Job, count: int, free: FreeDevices) -> tuple[int, ...] | None:
     """Return ``count`` devices for ``job`` on as few nodes as possible; None if it cannot have them now."""
-    return on_one_node(job, count, free) if job.within else fewest_nodes(count, free)
+    return on_one_node(job, count, free) if job.within else fewest_nodes(count, free.without(job.closed))

@@ -205,7 +205,13 @@ class MarginalPolicy(ABC):
         """Return ``count`` devices for ``job`` (0: those that it holds); None if too few are free."""
         if not count:
             return job.placement if job.running and self._free.has(job.placement) else None
-        return self._on_one_node(job, count) if job.within else fewest_nodes(count, self._free)
+        if job.within:
+            return self._on_one_node(job, count)
+        if not job.closed:
+            return fewest_nodes(count, self._free)
+        open_to_it = self._free.without(job.closed)
+        count = min(count, open_to_it.total)
+        return fewest_nodes(count, open_to_it) if count >= job.least else None
 
     def _on_one_node(self, job: Job, count: int) -> tuple[int, ...] | None:
         """Return ``count`` devices of one node, or as many as a node has.
@@ -213,11 +219,12 @@ class MarginalPolicy(ABC):
         While it runs it grows on its own node, and leaves that only if it would have to shrink there.
         """
         before = node_before(job, self._free)
-        here = 0 if before is None or before not in job.within else len(self._free.on_node[before])
+        free = self._free.without(job.closed)
+        here = 0 if before is None or before not in job.within else len(free.on_node[before])
         if not job.running or here < min(count, len(job.placement)):
-            here = most_on_one_node(job, self._free)
+            here = most_on_one_node(job, free)
         count = min(count, here)
-        return on_one_node(job, count, self._free) if count >= job.least else None
+        return on_one_node(job, count, free) if count >= job.least else None
 
     def _change(self, job: Job, devices: tuple[int, ...] | None, view: View) -> Decision | None:
         if devices is None:

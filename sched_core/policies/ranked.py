@@ -192,7 +192,7 @@ class RankedPolicy(ABC, Generic[E]):
     def _select(self) -> None:
         """Start and suspend entries until the order and the placement agree."""
         blocked: set[SizeClass] = set()
-        # Of jobs that stay on a node: nobody else waits for devices of that node in particular.
+        # Of jobs that stay on a node, or may not have all devices: nobody else waits for these in particular.
         passed: set[SizeClass] = set()
         again = True
         while again and (flipped := self.ranking.repair(blocked, passed)):
@@ -207,17 +207,19 @@ class RankedPolicy(ABC, Generic[E]):
                     continue
                 if not failed and not self._place(entry):
                     failed = True
-                    (blocked if entry.job.stays_on is None else passed).add(entry.size_class)
+                    picky = entry.job.stays_on is not None or entry.job.closed
+                    (passed if picky else blocked).add(entry.size_class)
                 if failed:  # Whoever comes later is decided on anew: there is more room for others now.
                     self.ranking.withdraw(entry)
             again = failed or self._made_room
 
     def _place(self, entry: E) -> bool:
         free = self._free
-        if self._touched[entry] and free.has(entry.job.placement):
+        job = entry.job
+        if self._touched[entry] and free.has(job.placement) and job.may_have(job.placement):
             entry.devices = entry.job.placement
         else:
-            devices = choose_devices(self.placement, entry.job, free)
+            devices = choose_devices(self.placement, job, free)
             if devices is None and (devices := self._make_room(entry)) is None:
                 return False
             entry.devices = devices

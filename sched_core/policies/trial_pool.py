@@ -170,8 +170,8 @@ class TrialPool(Wrapper):
             return on_one_node(job, job.demand, self._free)
         if job.demand > self._free.total:
             return None
-        free = [device for node in self._free.on_node for device in node]
-        return tuple(free[: job.demand])
+        free = [device for node in self._free.on_node for device in node if device not in job.closed]
+        return tuple(free[: job.demand]) if len(free) >= job.demand else None
 
     def _pass_on(self, job: Job, changes: Changes) -> None:
         self._jobs[job.id] = job

@@ -204,7 +204,7 @@ def test_a_plan_for_a_lost_device_is_refused() -> None:
     ledger.use(Cluster([2, 2]).without({1}))
     assert ledger.free == 2
     job = Gang(JobSpec(id="a", submit_s=0.0), 0, PROGRAM)
-    with pytest.raises(PolicyError, match="device 3 is on a node that is lost"):
+    with pytest.raises(PolicyError, match="device 3 cannot be had"):
         ledger.grant(job, (3,), shared=False, plan=Plan())
     ledger.use(Cluster([2, 2]))
     ledger.grant(job, (3,), shared=False, plan=Plan([Start("a", (3,))]))

@@ -140,7 +140,9 @@ class Defragmenting(Wrapper):
         for devices in closest(count, board.prices(gang, view), view.cluster):
             saved_s = _left_s(gang, view) * (now - self._slowed(gang, devices, view)) * count
             places = board.places(gang, devices)
-            if not all(job.may_be_on(view.cluster.nodes(to)) for job, to in places.items()):
+            if not all(
+                job.may_be_on(view.cluster.nodes(to)) and job.may_have(to) for job, to in places.items()
+            ):
                 continue
             saved_s -= sum(switch_s(job, to, view) * len(to) for job, to in places.items())
             if saved_s > 0 and (best is None or saved_s > best.saved_s):

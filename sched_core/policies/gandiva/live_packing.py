@@ -314,7 +314,7 @@ class Packing(Wrapper):
 
         A pair may be tried if both have trained alone since the last try.
         """
-        if not _fit(host, guest, view):
+        if not _fit(host, guest, view) or not (guest.may_have(host.placement) or not host.running):
             return False
         known = self._known.get(_kinds(host, guest))
         if known is not None:

@@ -160,7 +160,7 @@ FAULTS = (
         "Resume a job whose state cannot move where it was, whatever a policy plans",
         Moves,
         "send_home",
-        "self.carry_out(job, home_placement(job), now)",
+        "self.carry_out(job, home, now)",
         "return",
         seed=17,
     ),

@@ -1,0 +1,231 @@
+"""Devices that are closed to jobs: paused for all, reserved for one tenant, or drained for jobs that begin.
+
+Begins and ends are Unix times, since people name them by the clock on the wall. The core compares them with
+its own clock by the last Unix time that it was told. What has ended, or begun, by now is noted by ``expire``
+alone, so that nothing changes between two events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from math import inf
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+from gpuslice.errors import UsageError
+from gpuslice.sched_core.job import JobSpec
+from gpuslice.types import DeviceName
+
+#: What is so near has come: the two clocks are compared with rounding.
+_ROUNDING_S = 1e-3
+#: Ends so near are said with seconds.
+_SECONDS_MATTER_S = 600.0
+
+
+class Tenant(Protocol):
+    """What is asked about a job: whose it is, and where it was last."""
+
+    spec: JobSpec
+    last_lease: tuple[int, ...]
+
+
+class Reservation(NamedTuple):
+    """Devices that only the jobs of ``tenant`` may have from one Unix time to another."""
+
+    name: str
+    devices: tuple[int, ...]
+    begin_unix_s: float
+    end_unix_s: float
+    tenant: str
+
+    def overlaps(self, other: Reservation) -> bool:
+        """Return True if ``other`` has one of the same devices at the same time."""
+        together = self.begin_unix_s < other.end_unix_s and other.begin_unix_s < self.end_unix_s
+        return together and not set(self.devices).isdisjoint(other.devices)
+
+
+class Ended(NamedTuple):
+    """What ``expire`` has noted: pauses that are over, and reservations that have begun or ended."""
+
+    unpaused: tuple[int, ...]
+    begun: tuple[Reservation, ...]
+    ended: tuple[Reservation, ...]
+
+
+class ClosedDevices:
+    """The devices that are paused, reserved or drained.
+
+    Parameters
+    ----------
+    devices
+        The names of all devices.
+    """
+
+    def __init__(self, devices: Sequence[DeviceName]) -> None:
+        self._names = tuple(map(str, devices))
+        #: Unix time minus the time of the core's clock.
+        self._ahead_s = 0.0
+        self._paused: dict[int, float] = {}
+        self._drained: set[int] = set()
+        self._reserved: dict[str, Reservation] = {}
+        #: The names of the reservations whose time it is.
+        self._present: set[str] = set()
+
+    @property
+    def any(self) -> bool:
+        """True if a device is closed to some job now."""
+        return bool(self._paused or self._drained or self._present)
+
+    @property
+    def planned(self) -> bool:
+        """True if something begins or ends at a known time."""
+        return bool(self._reserved) or any(end_s < inf for end_s in self._paused.values())
+
+    @property
+    def paused(self) -> Mapping[int, float]:
+        """The paused devices, and until when (Unix time; infinite: until they are unpaused); for reading."""
+        return MappingProxyType(self._paused)
+
+    @property
+    def drained(self) -> frozenset[int]:
+        """The drained devices."""
+        return frozenset(self._drained)
+
+    @property
+    def reservations(self) -> tuple[Reservation, ...]:
+        """All reservations, the first to begin first."""
+        return tuple(sorted(self._reserved.values(), key=lambda one: (one.begin_unix_s, one.name)))
+
+    @property
+    def present(self) -> tuple[Reservation, ...]:
+        """The reservations whose time it is."""
+        return tuple(one for one in self.reservations if one.name in self._present)
+
+    def tell_time(self, unix_s: float, now: float) -> None:
+        """Note that it is ``unix_s`` when the core's clock is at ``now``."""
+        self._ahead_s = unix_s - now
+
+    def unix_s(self, now: float) -> float:
+        """Return the Unix time at ``now``."""
+        return now + self._ahead_s
+
+    # What people ask for.
+
+    def pause(self, devices: Iterable[int], until_unix_s: float) -> None:
+        """Close ``devices`` to all jobs until then. An earlier pause of them is replaced."""
+        self._paused.update(dict.fromkeys(devices, until_unix_s))
+
+    def unpause(self, devices: Iterable[int]) -> None:
+        """End the pauses of ``devices``.
+
+        Raises
+        ------
+        UsageError
+            If one is not paused; nothing was changed.
+        """
+        devices = tuple(devices)
+        for device in devices:
+            if device not in self._paused:
+                raise UsageError(f"{self._names[device]} is not paused", "`gpuslice ps` shows what is")
+        for device in devices:
+            del self._paused[device]
+
+    def drain(self, devices: Iterable[int]) -> None:
+        """Let no job begin on ``devices``. Jobs that are there, or were there last, go on."""
+        self._drained.update(devices)
+
+    def undrain(self, devices: Iterable[int]) -> None:
+        """Let jobs begin on ``devices`` again. Raise as ``unpause`` if one is not drained."""
+        devices = tuple(devices)
+        for device in devices:
+            if device not in self._drained:
+                raise UsageError(f"{self._names[device]} is not drained", "`gpuslice ps` shows what is")
+        self._drained.difference_update(devices)
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Add ``reservation``.
+
+        Raises
+        ------
+        UsageError
+            If the name is taken, or another tenant has one of the devices at that time.
+        """
+        if reservation.name in self._reserved:
+            raise UsageError(f"there is a reservation {reservation.name} already", "try again")
+        for other in self.reservations:
+            if other.tenant != reservation.tenant and other.overlaps(reservation):
+                (device, *_) = sorted({*other.devices} & {*reservation.devices})
+                begin, end = (at(when_s) for when_s in (other.begin_unix_s, other.end_unix_s))
+                raise UsageError(
+                    f"{self._names[device]} is reserved for {owner(other.tenant)} from {begin} to {end}"
+                    f" ({other.name})",
+                    "choose another time or another device; `gpuslice reserve --list` shows all",
+                )
+        self._reserved[reservation.name] = reservation
+
+    def unreserve(self, name: str) -> Reservation:
+        """End the reservation ``name`` and return it. Raise ``UsageError`` if there is none."""
+        if name not in self._reserved:
+            raise UsageError(f"there is no reservation {name!r}", "`gpuslice reserve --list` shows all")
+        self._present.discard(name)
+        return self._reserved.pop(name)
+
+    # What that means by now.
+
+    def expire(self, now: float) -> Ended:
+        """Note what has begun and ended by ``now``, and return it."""
+        unix_s = self.unix_s(now) + _ROUNDING_S
+        unpaused = tuple(device for device, end_s in self._paused.items() if end_s <= unix_s)
+        ended = tuple(one for one in self.reservations if one.end_unix_s <= unix_s)
+        for device in unpaused:
+            del self._paused[device]
+        for one in ended:
+            self.unreserve(one.name)
+        begun = tuple(
+            one for one in self.reservations if one.begin_unix_s <= unix_s and one.name not in self._present
+        )
+        self._present.update(one.name for one in begun)
+        return Ended(unpaused, begun, ended)
+
+    def due_s(self) -> float:
+        """Return when, by the core's clock, something begins or ends next; infinite if nothing does."""
+        moments_s = [end_s for end_s in self._paused.values() if end_s < inf]
+        for one in self._reserved.values():
+            moments_s.append(one.end_unix_s if one.name in self._present else one.begin_unix_s)
+        return min(moments_s, default=inf) - self._ahead_s
+
+    def closed_to(self, job: Tenant) -> frozenset[int]:
+        """Return the devices that ``job`` may not have now."""
+        if not self.any:
+            return frozenset()
+        reserved = {device for one in self.present if one.tenant != job.spec.tenant for device in one.devices}
+        return frozenset({*self._paused, *reserved, *self._drained.difference(job.last_lease)})
+
+    def reason(self, job: Tenant, device: int, now: float) -> str:
+        """Return in words why ``job`` may not have ``device``, such as ``cuda:1 is paused until 14:00``."""
+        name, now_unix_s = self._names[device], self.unix_s(now)
+        if device in self._paused:
+            end_s = self._paused[device]
+            return f"{name} is paused until {'it is unpaused' if end_s == inf else at(end_s, now_unix_s)}"
+        for one in self.present:
+            if device in one.devices and one.tenant != job.spec.tenant:
+                return f"{name} is reserved for {owner(one.tenant)} until {at(one.end_unix_s, now_unix_s)}"
+        return f"{name} is drained until it is undrained"
+
+
+def owner(tenant: str) -> str:
+    """Return the words for the jobs of ``tenant``."""
+    return tenant or "jobs without a tenant"
+
+
+def at(unix_s: float, now_unix_s: float | None = None) -> str:
+    """Return a local time: ``14:00``, ``14:00:30`` if it is near, with the date if it is not today."""
+    when = datetime.fromtimestamp(unix_s)
+    if now_unix_s is None:
+        return when.strftime("%Y-%m-%d %H:%M")
+    now = datetime.fromtimestamp(now_unix_s)
+    if when.date() != now.date():
+        return when.strftime("%Y-%m-%d %H:%M")
+    near = abs(when - now) < timedelta(seconds=_SECONDS_MATTER_S)
+    return when.strftime("%H:%M:%S" if near else "%H:%M")
