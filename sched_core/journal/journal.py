@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from gpuslice.errors import GpusliceError
+from gpuslice.sched_core.journal import heartbeats
 from gpuslice.sched_core.lifecycle.events import Event, Noted, Reported, decode
 from gpuslice.types import explain, shortened
 from gpuslice.wire import NOT_A_VALUE, Progress
@@ -95,6 +96,8 @@ class Journal:
         self._unix_s = unix_s
         #: Newest heartbeat of each rank, oldest first, since the last write of another event.
         self._heartbeats: dict[tuple[str, int], tuple[float, Reported]] = {}
+        #: What ``save_heartbeats`` has kept.
+        self._saved: dict[tuple[str, int], tuple[float, Reported]] = {}
         #: Last written heartbeat of each rank.
         self._written: dict[tuple[str, int], Event] = {}
         #: Entries since the last checkpoint.
@@ -110,6 +113,7 @@ class Journal:
                 self._prepare(found)
             self._chained = "chain" in _columns(self._database)
             self._wall_clock = read_notes(self._database)
+        self.flush()
 
     def _audit(self) -> Audit:
         found = audit(self.path)
@@ -131,6 +135,8 @@ class Journal:
         self._database.executescript(SCHEMA)
         self._head.write(self._end)
         self._head.sync()
+        for at_s, beat in heartbeats.load(heartbeats.path_of(self.path), self._end.chain):
+            self._heartbeats[beat.job, beat.rank] = (at_s, beat)
 
     def __enter__(self) -> Journal:
         return self
@@ -220,6 +226,13 @@ class Journal:
         with self._told():
             found = [self._event(*row) for row in self._database.execute(query, (what.encode(),))]
         return [event for event in found if isinstance(event, Noted) and event.what == what]
+
+    def save_heartbeats(self) -> None:
+        """Keep heartbeats that were put off, in a file beside the journal, if the process is killed."""
+        if self._heartbeats and self._heartbeats != self._saved:
+            with self._told():
+                heartbeats.save(heartbeats.path_of(self.path), self._end.chain, self._heartbeats.values())
+            self._saved = dict(self._heartbeats)
 
     def flush(self) -> None:
         """Write heartbeats that were put off."""

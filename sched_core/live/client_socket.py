@@ -183,6 +183,7 @@ class ClientSocket:
             case Submit():
                 return self._submit(request)
             case Status():
+                self._journal.save_heartbeats()  # no step that is shown is forgotten
                 return self._overview.status(request.after, self._scheduler.now(), self.endpoints)
             case Wait():
                 self._wait(requester, self._awaiting_end.setdefault(self._known(request.job).id, {}))

@@ -17,6 +17,7 @@ from gpuslice import wire
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.journal.audit import audit
 from gpuslice.sched_core.journal.head import Head, HeadFile, link, path_of
+from gpuslice.sched_core.journal.heartbeats import path_of as heartbeats_of
 from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError, JournalError
 from gpuslice.sched_core.journal.repair import salvage
 from gpuslice.sched_core.lifecycle.events import Event, Held, Noted, Reported, Woken
@@ -46,6 +47,31 @@ def test_a_replayed_core_is_the_same(tmp_path: Path) -> None:
         for event, now in journal.replay():
             core.handle(event, now)
     assert picture(core) == picture(driver.core)
+
+
+def test_heartbeats_that_people_saw_are_there_after_a_kill(tmp_path: Path) -> None:
+    killed = Journal(tmp_path / "j")
+    killed.append(Woken(), 1.0, quiet=True)
+    killed.append(heartbeat(3), 2.0, quiet=True)
+    killed.save_heartbeats()
+    killed.append(heartbeat(4), 3.0, quiet=True)
+    killed.append(heartbeat(5, 1), 4.0, quiet=True)
+    killed.save_heartbeats()
+    killed.append(heartbeat(6), 5.0, quiet=True)  # nobody saw it
+    with Journal(tmp_path / "j") as journal:
+        assert list(journal.replay()) == [(Woken(), 1.0), (heartbeat(4), 3.0), (heartbeat(5, 1), 4.0)]
+    with Journal(tmp_path / "j") as journal:  # they were of another end
+        assert len(list(journal.replay())) == 3
+
+
+def test_heartbeats_are_left_out_if_their_file_is_damaged(tmp_path: Path) -> None:
+    killed = Journal(tmp_path / "j")
+    killed.append(heartbeat(3), 2.0, quiet=True)
+    killed.save_heartbeats()
+    file = heartbeats_of(tmp_path / "j")
+    file.write_bytes(file.read_bytes()[:-1])
+    with Journal(tmp_path / "j") as journal:
+        assert list(journal.replay()) == []
 
 
 def test_heartbeats_are_written_with_what_follows_and_only_the_newest(tmp_path: Path) -> None:
