@@ -194,6 +194,8 @@ class JobInfo(Verb, frozen=True):
     not_moved: str | None = None
     copy_on: str | None = None
     copy_age_s: float | None = None
+    state_arrived_bytes: int | None = None
+    state_bytes: int | None = None
 
     @property
     def ended(self) -> bool:

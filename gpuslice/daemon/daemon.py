@@ -114,6 +114,8 @@ def serve(
         overview = Overview(core, observer.job_history, policy=setup.policy, pid=os.getpid())
         reports = NodeReports() if others is None else others.reports
         overview.nodes = lambda: reports.nodes(core, remote)
+        if remote is not None and remote.transfers is not None:
+            overview.progress = remote.transfers.progress
         socket = listeners.client_socket = ClientSocket(
             scheduler, directory, journal, overview, tcp=tcp, defaults=defaults
         )

@@ -5,7 +5,8 @@
     python -m gpuslice.node_agents.agents end              what is left of them ends
     python -m gpuslice.node_agents.agents bring JOB FILE   a job's newest snapshot to the nodes of its ranks
 
-Each reads a ``Wanted`` from stdin or that file, as JSON. The first three write an ``Answer`` to stdout.
+Each reads a ``Wanted`` from stdin or that file, as JSON. The first three write an ``Answer`` to stdout; the
+last one writes there how far it has come (``transfers.tell_progress``).
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from gpuslice.errors import GpusliceError, UsageError
-from gpuslice.nodes.plan import Answer, Wanted
-from gpuslice.sched_core.nodes.transfers import UNREACHABLE
+from gpuslice.nodes.plan import Wanted
+from gpuslice.sched_core.nodes.transfers import UNREACHABLE, tell_progress
 
 from .engine import Engine
 
@@ -82,8 +84,8 @@ def main(words: Sequence[str]) -> None:
             case ["end"]:
                 answer = engine.end()
             case ["bring", job, _]:
-                engine.bring(job)
-                answer = Answer()
+                engine.bring(job, partial(tell_progress, answers.fileno()))
+                return
             case _:
                 raise UsageError(f"{words} is not possible", "find, begin, end or bring JOB FILE")
         answers.write(msgspec.json.encode(answer))

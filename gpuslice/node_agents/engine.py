@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gpuslice.nodes.plan import Answer
+from gpuslice.nodes.shipping import Progress
 
 
 class Engine(Protocol):
@@ -25,8 +26,10 @@ class Engine(Protocol):
         """End what is left on the nodes of agents that were told to leave. Return remarks on what stays."""
         ...
 
-    def bring(self, job: str) -> None:
+    def bring(self, job: str, progress: Progress) -> None:
         """Bring the newest whole snapshot of ``job`` to its ranks' nodes.
+
+        ``progress`` is called with the bytes that have arrived, and those of all.
 
         Raises
         ------

@@ -17,7 +17,7 @@ from gpuslice.errors import EnvironmentUnusableError, GpusliceError, NodeLostErr
 from gpuslice.nodes.plan import SAID, Answer, Found, Remark, Wanted, of_node
 from gpuslice.nodes.ray_nodes import Node, call, options_on, ray_module, result
 from gpuslice.nodes.routes import Boundaries, boundaries, decode
-from gpuslice.nodes.shipping import bring
+from gpuslice.nodes.shipping import Progress, bring
 from gpuslice.sched_core.nodes.local_node import rank_endpoint
 
 from . import preflight
@@ -103,7 +103,7 @@ class RayEngine:
             _end(wanted, node)
         return Answer(remarks=tuple(remarks))
 
-    def bring(self, job: str) -> None:
+    def bring(self, job: str, progress: Progress) -> None:
         """Bring a snapshot by Ray's object store. A cluster that was started again gets its actors again."""
         wanted = self._wanted
         present = _living(wanted)
@@ -118,7 +118,7 @@ class RayEngine:
         for name, node in there.items():
             with suppress(NodeLostError):  # one that has just gone has nothing that could be sent
                 held[name] = decode(call(boundaries, node, job, len(wanted.targets), node.flags))
-        bring(job, wanted.targets, there, held)
+        bring(job, wanted.targets, there, held, progress=progress)
 
 
 def living() -> list[Found]:

@@ -19,7 +19,7 @@ from gpuslice.nodes.plan import KEYS, Answer, Config, Found, Host, Remark, Wante
 from gpuslice.nodes.ray_nodes import Node
 from gpuslice.nodes.relay_carrier import RelayCarrier
 from gpuslice.nodes.routes import Boundaries, decode
-from gpuslice.nodes.shipping import bring
+from gpuslice.nodes.shipping import Progress, bring
 from gpuslice.sched_core.nodes import curve
 from gpuslice.sched_core.nodes.endpoint import host_and_port
 from gpuslice.sched_core.nodes.local_node import rank_endpoint
@@ -71,7 +71,7 @@ class SshEngine:
         """End the agents that are left. Those that were told to leave have left."""
         return self._each("end")
 
-    def bring(self, job: str) -> None:
+    def bring(self, job: str, progress: Progress) -> None:
         """Bring a snapshot over the sockets of the agents."""
         wanted = self._wanted
         there = {node.name: Node(node.name, node.name) for node in wanted.nodes}
@@ -91,7 +91,7 @@ class SshEngine:
                 except NodeLostError:
                     if name in {*wanted.targets, *wanted.sources}:
                         raise
-            bring(job, wanted.targets, there, held, carrier)
+            bring(job, wanted.targets, there, held, carrier, progress)
 
     def _is_out(self, host: Host) -> bool:
         return host.name in self._wanted.without

@@ -86,10 +86,13 @@ class Missing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         The pieces, as they shall come; one that several ranks lack is named once.
     payload_bytes
         How many bytes all pieces of all ranks have, those included that are there.
+    missing_bytes
+        How many bytes are to come.
     """
 
     portions: tuple[Portion, ...]
     payload_bytes: ByteCount
+    missing_bytes: ByteCount
 
 
 def encode(message: msgspec.Struct) -> bytes:

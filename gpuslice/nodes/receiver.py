@@ -86,7 +86,8 @@ class Receiver:
             for rank, description in described.items():
                 self._begin(held, rank, description, share=share)
         nbytes = sum(size for description in described.values() for _, size in description.pieces)
-        return encode(Missing(tuple(self._portions()), nbytes))
+        missing_bytes = sum(size for _, size in self._wanted)
+        return encode(Missing(tuple(self._portions()), nbytes, missing_bytes))
 
     def _begin(self, held: Held, rank: int, description: Description, *, share: bool) -> None:
         store = open_disk(_tenants(held) | self._flags).open_store(held.job, rank, ranks=held.ranks)

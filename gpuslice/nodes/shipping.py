@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -26,7 +27,8 @@ _UNDER_WAY = 4
 #: Number of attempts without any arrival, and of attempts while newer snapshots replace the chosen one.
 _ATTEMPTS = 3
 
-Progress = Callable[[int], object]
+#: Called with the bytes that have arrived and the bytes of all ranks' states, whenever that changes.
+Progress = Callable[[int, int], object]
 
 
 class Carrier(Protocol):
@@ -117,7 +119,7 @@ def ship(
     portion_bytes
         What is sent at a time.
     progress
-        Called with the bytes of each portion that has arrived.
+        Called with the bytes of all ranks' states that are at the target, and how many these are to be.
     carrier
         What moves it; by default Ray.
 
@@ -173,6 +175,7 @@ class _Shipping:
     progress: Progress | None
     sent_bytes: int = 0
     lost: int = 0
+    _to_come_bytes: int = 0
 
     def finish(self) -> tuple[Held, int]:
         """Try until it is done or pointless. Return the snapshot that was shipped, and its bytes."""
@@ -211,21 +214,24 @@ class _Shipping:
         try:
             missing = decode(self.carrier.result(receiver.receive.remote(*under_way)), Missing)
             under_way.clear()
+            self._count(0, missing)
             for portion in map(encode, missing.portions):
                 if len(under_way) >= _UNDER_WAY:
-                    self._count(self.carrier.result(under_way.popleft()))
+                    self._count(self.carrier.result(under_way.popleft()), missing)
                 under_way.append(receiver.put.remote(portion, sender.portion.remote(portion)))
             while under_way:
-                self._count(self.carrier.result(under_way.popleft()))
+                self._count(self.carrier.result(under_way.popleft()), missing)
         finally:
             self.carrier.settle(under_way)
         return missing.payload_bytes
 
-    def _count(self, nbytes: int) -> None:
+    def _count(self, nbytes: int, missing: Missing) -> None:
+        """Count ``nbytes`` that have arrived of what was ``missing``; 0: nothing has arrived yet."""
         self.sent_bytes += nbytes
-        self.lost = 0
+        self._to_come_bytes = self._to_come_bytes - nbytes if nbytes else missing.missing_bytes
+        self.lost = 0 if nbytes else self.lost
         if self.progress is not None:
-            self.progress(nbytes)
+            self.progress(missing.payload_bytes - self._to_come_bytes, missing.payload_bytes)
 
 
 def bring(
@@ -234,6 +240,7 @@ def bring(
     there: Mapping[str, Node],
     held: Mapping[str, Boundaries],
     carrier: Carrier | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Bring the newest whole snapshot of ``job`` to its ranks' nodes, from wherever each rank's lies.
 
@@ -245,8 +252,8 @@ def bring(
         The living nodes, by name.
     held
         What they have.
-    carrier
-        As for ``ship``.
+    carrier, progress
+        As for ``ship``. The bytes are those of all ways that were begun so far.
 
     Raises
     ------
@@ -255,11 +262,19 @@ def bring(
     """
     if (routes := choose(held, targets)) is None:
         raise StateGoneError(f"no living node has a whole snapshot of {job}", "replicate it, see nodes.md")
+    before = 0
     for (source, target), ranks in routes.ways.items():
-        ship(
+        shipment = ship(
             *(job, there[source], there[target]),
             ranks=ranks,
             boundary=routes.boundary,
             replace=True,
             carrier=carrier,
+            progress=None if progress is None else partial(_beyond, progress, before),
         )
+        before += shipment.payload_bytes
+
+
+def _beyond(progress: Progress, before: int, arrived: int, payload: int) -> None:
+    """Tell ``progress`` of a way before which states of ``before`` bytes were brought."""
+    progress(before + arrived, before + payload)

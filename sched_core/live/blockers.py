@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -33,10 +33,19 @@ class Blockers:
         The moment, on the core's clock.
     copies
         The copies of states on other nodes, if they are known.
+    progress
+        Returns of a job whose state is being brought the bytes that have arrived, and of all.
     """
 
-    def __init__(self, core: Core, now_s: float, copies: Copies | None = None) -> None:
+    def __init__(
+        self,
+        core: Core,
+        now_s: float,
+        copies: Copies | None = None,
+        progress: Callable[[str], tuple[int, int] | None] = lambda job: None,
+    ) -> None:
         self._copies = copies
+        self._progress = progress
         self._core = core
         self._now_s = now_s
 
@@ -50,6 +59,13 @@ class Blockers:
         if job.state.ended and job.processes_gone:
             return None
         return explain(self.facts(job))
+
+    def brought(self, job: Gang) -> tuple[int, int] | None:
+        """Return the bytes of the state of ``job`` that have been brought, and of all. None: none comes."""
+        if job.command.stage is not Stage.BRINGING:
+            return None
+        arrived, total = self._progress(job.id) or (0, 0)
+        return arrived, max(total, job.relocation.state_bytes)
 
     def facts(self, job: Gang) -> Facts:
         """Return the facts about ``job`` that can keep it from training."""
@@ -79,7 +95,8 @@ class Blockers:
             "relocating": job.relocating,
             "on": self._nodes(nodes.named(job.nodes)),
             "state_from": self._nodes(origin),
-            "state_bytes": job.relocation.state_bytes,
+            "state_bytes": max(job.relocation.state_bytes, (self.brought(job) or (0, 0))[1]),
+            "arrived_bytes": (self.brought(job) or (0, 0))[0],
             "stranded": bool(job.command.unreachable),
             "lost_processes": self._lost(job.nodes),
             "awaited": self._lost(nodes.awaited(job)),

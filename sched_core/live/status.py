@@ -42,6 +42,8 @@ class Overview:
         self._about = (policy, pid)
         #: Returns the nodes.
         self.nodes: Callable[[], tuple[NodeInfo, ...]] = tuple
+        #: Returns how far the transfer of a job's state has come; see ``Blockers``.
+        self.progress: Callable[[str], tuple[int, int] | None] = lambda job: None
 
     def status(self, after: int, now_s: float, endpoints: tuple[str, ...] = ()) -> SchedulerStatus:
         """Return the status of everything, with the jobs that follow the first ``after``."""
@@ -65,7 +67,7 @@ class Overview:
     def _some(self, jobs: Sequence[Gang], now_s: float) -> Iterator[JobInfo]:
         """Yield the status of as many of ``jobs``, at least one, as fit into an answer."""
         left_bytes = _JOBS_BYTES
-        blockers = Blockers(self._core, now_s, self._job_history.copies)
+        blockers = self._blockers(now_s)
         for job in jobs:
             info = self.job(job, now_s, blockers)
             size_bytes = len(msgspec.msgpack.encode(info))
@@ -76,6 +78,8 @@ class Overview:
 
     def job(self, job: Gang, now_s: float, blockers: Blockers | None = None) -> JobInfo:
         """Return the status of one job. ``blockers`` are those of the moment ``now_s``, if they exist."""
+        blockers = blockers or self._blockers(now_s)
+        brought = blockers.brought(job)
         account = self._job_history.accounts[job.id]
         then_s = now_s if job.verdict.ended_s is None else job.verdict.ended_s
         executed_s = job.executed_at(then_s)
@@ -134,7 +138,9 @@ class Overview:
             exit_code=job.command.exit_code,
             failure=job.verdict.failure or None,
             reason=job.verdict.reason,
-            why=_why(job, blockers or Blockers(self._core, now_s, self._job_history.copies)),
+            why=_why(job, blockers),
+            state_arrived_bytes=None if brought is None else brought[0],
+            state_bytes=None if brought is None else brought[1],
             command=_shortened(job.program.argv),
             started=job.command.launched,
             shares_with=tuple(name for name in others if name != job.id),
@@ -143,6 +149,9 @@ class Overview:
             slowdown_interval=None if slower is None else (slower.low, slower.high),
             most_devices=job.spec.ranks if job.spec.elastic else None,
         )
+
+    def _blockers(self, now_s: float) -> Blockers:
+        return Blockers(self._core, now_s, self._job_history.copies, self.progress)
 
     def _recent(self, account: Account) -> tuple[SliceInfo, ...]:
         return tuple(

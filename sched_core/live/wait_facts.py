@@ -93,8 +93,8 @@ class Facts:
     on, state_from
         The nodes of its processes, and those that its state is brought from, in words; empty if there is only
         one node, or nothing to be brought.
-    state_bytes
-        The bytes of the state that is brought; 0: not known.
+    state_bytes, arrived_bytes
+        The bytes of the state that is brought, 0: not known; and how many of them have arrived.
     stranded
         True if its state cannot be brought now.
     lost_processes, lost
@@ -138,6 +138,7 @@ class Facts:
     on: str = ""
     state_from: str = ""
     state_bytes: int = 0
+    arrived_bytes: int = 0
     stranded: bool = False
     lost_processes: tuple[Lost, ...] = ()
     awaited: tuple[Lost, ...] = ()

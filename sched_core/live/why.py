@@ -118,7 +118,8 @@ def _starting(facts: Facts) -> str | None:
     else:
         rank = "rank" if len(facts.absent) == 1 else "ranks"
         said = f"{rank} {listed([str(number) for number in facts.absent])} of {facts.ranks} did not come yet"
-    size = f" ({format_size(facts.state_bytes)})" if facts.state_bytes else ""
+    percent = f", {100 * facts.arrived_bytes // facts.state_bytes} %" if facts.arrived_bytes else ""
+    size = f" ({format_size(facts.state_bytes)}{percent})" if facts.state_bytes else ""
     brought = f", its state{size} comes from {facts.state_from}" if facts.state_from else ""
     return f"{said}{brought} ({_so_far(facts)})"
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import struct
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import IO, NamedTuple
 
 from gpuslice.errors import EnvironmentUnusableError, StateGoneError
@@ -28,6 +29,16 @@ Done = Callable[[str], object]
 Waiting = Callable[[str], object]
 
 
+#: How far a transfer has come, at the beginning of its stdout: bytes that have arrived, and of all.
+_PROGRESS = struct.Struct("<QQ")
+
+
+def tell_progress(file: int, arrived: int, total: int) -> None:
+    """Write how far a transfer has come to ``file``, the stdout that ``Transfers`` gave to its process."""
+    with suppress(OSError):  # started by hand: nobody reads it
+        os.pwrite(file, _PROGRESS.pack(arrived, total), 0)
+
+
 class _Wish(NamedTuple):
     job: str
     sources: Sequence[str]
@@ -41,6 +52,7 @@ class _Transfer(NamedTuple):
     wish: _Wish
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
+    progress: IO[bytes]
 
 
 class Transfers:
@@ -88,6 +100,16 @@ class Transfers:
     def under_way(self, job: str) -> bool:
         """Return True if the state of ``job`` is being transferred, or is queued."""
         return any(one.wish.job == job for one in self._transfers.values()) or self._is_queued(job)
+
+    def progress(self, job: str) -> tuple[int, int] | None:
+        """Return the bytes of the state of ``job`` that have arrived, and of all. None: not known."""
+        for one in self._transfers.values():
+            if one.wish.job == job:
+                said = os.pread(one.progress.fileno(), _PROGRESS.size, 0)
+                if len(said) == _PROGRESS.size:
+                    arrived, total = _PROGRESS.unpack(said)
+                    return min(arrived, total), total
+        return None
 
     def cancel(self, job: str) -> None:
         """Cancel the transfer of ``job``. ``done`` is called as for every failure."""
@@ -138,24 +160,26 @@ class Transfers:
 
     def _start(self, wish: _Wish) -> None:
         with ExitStack() as undo:
-            errors = undo.enter_context(os.fdopen(os.memfd_create("errors"), "r+b"))
+            errors, progress = (
+                undo.enter_context(os.fdopen(os.memfd_create(name), "r+b")) for name in ("errors", "progress")
+            )
             process = subprocess.Popen(
                 list(self._command(wish.job, wish.sources, wish.targets)),
                 stdin=subprocess.DEVNULL,
-                stdout=errors,
+                stdout=progress,
                 stderr=errors,
                 start_new_session=True,
             )
             descriptor = watch(process)
             undo.pop_all()
-        self._transfers[descriptor] = _Transfer(wish, process, errors)
+        self._transfers[descriptor] = _Transfer(wish, process, errors, progress)
         self._watched.register(descriptor, select.EPOLLIN)
 
     def _close(self, descriptor: int) -> tuple[_Wish, int, str]:
-        wish, process, errors = self._transfers.pop(descriptor)
+        wish, process, errors, progress = self._transfers.pop(descriptor)
         os.close(descriptor)
         code = process.wait()
-        with errors:
+        with errors, progress:
             errors.seek(0)
             said = errors.read(_SAID_BYTES).decode(errors="replace").strip()
         return wish, code, said

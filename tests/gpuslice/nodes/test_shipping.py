@@ -31,10 +31,10 @@ def shipped(
     """From a to b; ``during`` is called when so many portions have arrived."""
     arrived = []
 
-    def progress(nbytes: int) -> None:
-        assert nbytes > 0
+    def progress(nbytes: int, total: int) -> None:
+        assert nbytes <= total
         arrived.append(nbytes)
-        if during is not None and len(arrived) == after:
+        if during is not None and len(arrived) == after + 1:  # the first call is before any portion
             during()
 
     a, b = rays.find("a"), rays.find("b")
@@ -69,9 +69,9 @@ def test_a_source_that_is_killed_and_comes_back_sends_the_rest(rays: RayNodes) -
     take(rays.ramdisk("c"), "back", 4, [storages(1, SIZES)])
     sent = []
 
-    def progress(nbytes: int) -> None:
+    def progress(nbytes: int, total: int) -> None:
         sent.append(nbytes)
-        if len(sent) == 2:
+        if len(sent) == 3:
             rays.kill("c")
 
     with pytest.raises(NodeLostError):

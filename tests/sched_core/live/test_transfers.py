@@ -52,6 +52,20 @@ def begin(made: list[Told], script: str) -> Told:
     return made[-1]
 
 
+def test_how_far_it_has_come_can_be_read(made: list[Told], tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    tell = (
+        "from gpuslice.sched_core.nodes.transfers import tell_progress as tell; tell(1, 0, 9); tell(1, 7, 9)"
+    )
+    told = begin(made, f"{tell}; open({str(gate)!r}).read()")
+    with gate.open("w"):  # it has told
+        assert told.transfers.progress("a") == (7, 9)
+        assert told.transfers.progress("b") is None
+    assert told.finish() == [("a", "")]
+    assert told.transfers.progress("a") is None
+
+
 def test_its_command_is_told_what_to_bring(made: list[Told]) -> None:
     told = begin(made, "import sys; assert sys.argv[1:] == ['a', 's,', 'b,b']")
     assert told.transfers.under_way("a")

@@ -164,6 +164,11 @@ def facts(state: JobState = WAITS, **values: object) -> Facts:
             facts(absent=(0,), on="node b", state_from="node c", state_bytes=204_000_000),
             "its process is starting on node b, its state (194.55 MiB) comes from node c (3.0 s so far)",
         ),
+        (
+            "starting",
+            facts(absent=(0,), on="node b", state_from="c", state_bytes=1 << 30, arrived_bytes=700 << 20),
+            "its process is starting on node b, its state (1.00 GiB, 68 %) comes from c (3.0 s so far)",
+        ),
         ("starting", facts(absent=(0, 1), ranks=2), "its 2 processes are starting (3.0 s so far)"),
         ("starting", facts(absent=(2,), ranks=4), "rank 2 of 4 did not come yet (3.0 s so far)"),
         ("ending", facts(ending=True), "its training has ended"),
