@@ -12,6 +12,7 @@ from .against import against
 from .put_back import FAULTS, put_back
 from .record import Violation
 from .scenario import draw_scenario
+from .windows import with_windows
 from .world import check, draw_deaths
 
 
@@ -29,6 +30,8 @@ def main() -> int:
     parser.add_argument("--profile", default="", metavar="NAME", help="only worlds about that")
     told = "and again so often, as the scheduler dies at an order to a node"
     parser.add_argument("--deaths", type=int, default=0, metavar="N", help=told)
+    parser.add_argument("--windows", action="store_true", help="with pauses, drains and reservations")
+    parser.add_argument("--no-faults", action="store_true", help="nothing goes wrong")
     options = parser.parse_args()
     faults = {fault.pair: fault for fault in FAULTS}
     if options.put_back and options.put_back not in faults:
@@ -39,6 +42,8 @@ def main() -> int:
     with put_back(faults[options.put_back]) if options.put_back else nullcontext():
         for seed in range(options.seed, options.seed + options.runs):
             scenario = draw_scenario(seed)
+            scenario = with_windows(scenario) if options.windows else scenario
+            scenario = scenario.without_faults() if options.no_faults else scenario
             if options.profile not in ("", scenario.profile.name):
                 continue
             lived += 1

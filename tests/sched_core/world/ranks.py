@@ -217,6 +217,8 @@ class RankProcess(Process):
         self.command.run.newest = max(self.command.run.newest, boundary)
         self.ground.record.passed()
         self.command.run.safety.passed(self)
+        if not self.ground.scenario.faults and self.device is not None:
+            self.command.run.safety.closed.stays(self, self.plan)
         if self.command.run.fails_at(self):
             return
         if boundary >= self.boundaries.stop_at:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .ground import Ground
 from .scenario import JobPlan
+from .windows import Closed
 
 if TYPE_CHECKING:
     from .launchers import Command, Run
@@ -37,6 +38,7 @@ class Safety:
         self._ranks: dict[tuple[str, int], list[RankProcess]] = defaultdict(list)
         self._expected: dict[tuple[str, int], int] = {}
         self._steps: Counter[str] = Counter()
+        self.closed = Closed(ground.loop, ground.record)
 
     def add(self, plan: JobPlan) -> None:
         """Another job is to be submitted."""
@@ -79,6 +81,7 @@ class Safety:
 
     def entered(self, process: RankProcess) -> None:
         """A rank has something on its device from now on."""
+        self.closed.entered(process, self._plans[process.job])
         shares = self._ground.scenario.shares
         others = [
             other

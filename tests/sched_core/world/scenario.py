@@ -71,6 +71,17 @@ class Outage:
 
 
 @dataclass(frozen=True)
+class Window:
+    """A time in which ``devices`` are paused, drained or reserved, and when that is asked for."""
+
+    when_s: float
+    for_s: float
+    what: str
+    devices: tuple[str, ...]
+    tenant: str
+
+
+@dataclass(frozen=True)
 class Scenario:
     """A world before its first event.
 
@@ -95,6 +106,7 @@ class Scenario:
     jobs: tuple[JobPlan, ...] = ()
     wishes: tuple[Wish, ...] = ()
     outages: tuple[Outage, ...] = ()
+    windows: tuple[Window, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
     faults: bool = True
 

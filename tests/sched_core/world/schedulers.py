@@ -142,6 +142,8 @@ class Scheduler:
         self._ground, self._journal = ground, journal
         self._core = make_core(ground.scenario)
         self._closed, self._wakes = False, 0
+        #: Told of each rank that is to come, with its job and the epoch of the lease.
+        self.granted: Callable[[str, int], object] = lambda job, epoch: None
         self._dies = dies
         #: The processes whose end has been told: a node may tell it again when one greets and is gone.
         self._ends: set[int] = set()
@@ -207,6 +209,8 @@ class Scheduler:
             self._ends.add(event.pid)
         for command in commands:
             if isinstance(command, Tell):
+                if isinstance(command.message, wire.Resume):
+                    self.granted(command.job, command.message.epoch)
                 self._sessions.tell(command)
             elif isinstance(command, WakeAt):
                 self._wake_at(command.when_s)

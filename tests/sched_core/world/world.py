@@ -8,15 +8,24 @@ from types import MappingProxyType
 
 from gpuslice.errors import GpusliceError, IllegalTransitionError, UsageError
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.lifecycle.events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
+from gpuslice.sched_core.lifecycle.events import (
+    Cancelled,
+    Event,
+    Held,
+    Moved,
+    OwnerRequest,
+    Released,
+    Weighted,
+)
 
 from .draws import Draws
 from .ground import Ground
 from .nodes import RECONNECT_S, Machine, RemoteNode, RemoteNodes
 from .safety import Safety
-from .scenario import CALM_S, LOST_AFTER_S, SILENT_AFTER_S, JobPlan, Outage, Scenario, Wish
+from .scenario import CALM_S, LOST_AFTER_S, SILENT_AFTER_S, JobPlan, Outage, Scenario, Window, Wish
 from .schedulers import Journal, MakeCore, Outcome, Scheduler, todays_core
 from .states import Transfers
+from .windows import begin_of, end_of
 
 #: As in ``nodes.lease``: for so much of that time jobs may run on a node that hears nothing.
 _LEASE_SHARE = 0.9
@@ -78,6 +87,9 @@ class World:
             ground.loop.at(plan.spec.submit_s, self._when_served(lambda plan=plan: self._submit(plan)))
         for wish in scenario.wishes:
             ground.loop.at(wish.when_s, lambda wish=wish: self._ask(wish))
+        for number, window in enumerate(scenario.windows):
+            close = self._when_served(lambda window=window, number=number: self._close(window, number))
+            ground.loop.at(window.when_s, close)
         for outage in scenario.outages:
             ground.loop.at(outage.from_s, lambda outage=outage: self._cut_off(outage))
         for when_s, away_s in scenario.restarts:
@@ -99,6 +111,7 @@ class World:
         """
         moments_s = [plan.spec.submit_s for plan in self.scenario.jobs]
         moments_s += [wish.when_s for wish in self.scenario.wishes]
+        moments_s += [window.when_s + window.for_s for window in self.scenario.windows]
         calm_s = CALM_S if self.scenario.faults else max(moments_s)
         self.ground.loop.at(calm_s, lambda: None)
         while self.ground.loop.now_s < calm_s:
@@ -193,6 +206,24 @@ class World:
             self._held.discard(request.job)
         return True
 
+    def _close(self, window: Window, number: int) -> None:
+        """Ask for ``window``, unless it would be over by now or another tenant has one of its devices."""
+        now_s, ends_s = self.ground.loop.now_s, window.when_s + window.for_s
+        if now_s >= ends_s or not self._asked(begin_of(window, number, now_s)):
+            return
+        self.ground.record.note("", 0, window.what, (window.devices, ends_s))
+        self.safety.closed.begins(window)
+        if (end := end_of(window)) is not None:
+            self.ground.loop.at(ends_s, self._when_served(lambda: self._asked(end)))
+
+    def _asked(self, event: Event) -> bool:
+        """Ask for something about devices. Return False if that is impossible now."""
+        try:
+            self._now.handle(event)
+        except UsageError:
+            return False
+        return True
+
     def _release(self) -> None:
         """Have the owners release their jobs, again as long as that is impossible."""
         for job in sorted(self._held) if self.scheduler is not None else ():
@@ -214,6 +245,7 @@ class World:
         self.scheduler = scheduler = Scheduler(
             self.ground, self._make_core, self._journal, self._machines[""], remote, self._dies
         )
+        scheduler.granted = self.safety.closed.granted
         scheduler.seek()
         if scheduler is not self.scheduler:
             return  # it has died

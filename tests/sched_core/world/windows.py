@@ -1,0 +1,113 @@
+"""Pauses, drains and reservations in a world: what is asked for, and that nobody is where it may not be."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpuslice.sched_core.lifecycle.events import Drained, Event, Paused, Reserved, Undrained
+
+from .draws import Draws
+from .loop import Loop
+from .record import Record
+from .scenario import CALM_S, JobPlan, Scenario, Window
+
+if TYPE_CHECKING:
+    from .ranks import RankProcess
+
+#: A job that nothing goes wrong with has parked so long after a device was closed to it.
+PARKED_AFTER_S = 14.0
+_UNIX_S = 1_700_000_000.0
+#: What the core takes for the same moment.
+_ROUNDING_S = 2e-3
+
+
+def with_windows(scenario: Scenario) -> Scenario:
+    """Return ``scenario`` with some pauses, drains and reservations. All have ended when it is calm."""
+    draws, names = Draws(scenario.seed), [str(device) for device in scenario.devices]
+    found = []
+    # Another pause or drain of a device would replace the first.
+    kinds = draws.sample(["pause", "drain", "reserve", "reserve"], draws.number(1, 4, "windows"), "kinds")
+    for number, what in enumerate(kinds):
+        key = ("window", number)
+        for_s = draws.between(2.0, 30.0, *key, "for")
+        found.append(
+            Window(
+                draws.between(0.5, CALM_S - for_s - 2.0, *key, "when"),
+                for_s,
+                what,
+                tuple(draws.sample(names, draws.number(1, len(names), *key, "count"), *key, "devices")),
+                # Those of one tenant may overlap.
+                "t",
+            )
+        )
+    return replace(scenario, windows=tuple(found))
+
+
+def begin_of(window: Window, number: int, now_s: float) -> Event:
+    """Return the event that begins ``window``, the ``number``-th, for as long as it is to last from now."""
+    now_unix_s, end_s = now_s + _UNIX_S, window.when_s + window.for_s + _UNIX_S
+    match window.what:
+        case "pause":
+            return Paused(window.devices, now_unix_s, end_s)
+        case "drain":
+            return Drained(window.devices)
+        case _:
+            name = f"r{number}"
+            return Reserved(name, window.devices, now_unix_s, now_unix_s, end_s, window.tenant)
+
+
+def end_of(window: Window) -> Event | None:
+    """Return the event that ends ``window``; None if it ends by itself."""
+    return Undrained(window.devices) if window.what == "drain" else None
+
+
+class Closed:
+    """What is closed to whom, as somebody knows who only heard the requests.
+
+    Parameters
+    ----------
+    loop, record
+        Virtual time, and what is said of violations.
+    """
+
+    def __init__(self, loop: Loop, record: Record) -> None:
+        self._loop, self._record = loop, record
+        self._windows: list[tuple[Window, float]] = []
+        self._granted_s: dict[tuple[str, int], float] = {}
+        self._leases: dict[str, dict[int, set[str]]] = defaultdict(dict)
+
+    def begins(self, window: Window) -> None:
+        """The scheduler has accepted ``window``."""
+        self._windows.append((window, self._loop.now_s))
+
+    def granted(self, job: str, epoch: int) -> None:
+        """A rank of ``job`` was told to come, with that lease."""
+        self._granted_s.setdefault((job, epoch), self._loop.now_s)
+
+    def entered(self, process: RankProcess, plan: JobPlan) -> None:
+        """A rank has something on its device: no window was there when its job was given the lease."""
+        epoch, device = process.orders.epoch, str(process.device).removeprefix("/")
+        leases = self._leases[process.job]
+        last = [found for number, found in leases.items() if number < epoch][-1:]
+        leases.setdefault(epoch, set()).add(device)
+        granted_s = self._granted_s.get((process.job, epoch), self._loop.now_s)
+        for window, from_s in self._windows:
+            present = from_s < granted_s < window.when_s + window.for_s - _ROUNDING_S
+            was_there = window.what == "drain" and last and device in last[0]
+            if present and not was_there and self._closes(window, device, plan):
+                raise self._record.violated("a job has a closed device", process.name, window)
+
+    def stays(self, process: RankProcess, plan: JobPlan) -> None:
+        """A rank has something on its device, in a world where nothing goes wrong."""
+        device = str(process.device).removeprefix("/")
+        for window, from_s in self._windows:
+            left = from_s + PARKED_AFTER_S < self._loop.now_s < window.when_s + window.for_s
+            if left and window.what != "drain" and self._closes(window, device, plan):
+                raise self._record.violated("a job did not leave a closed device", process.name, window)
+
+    @staticmethod
+    def _closes(window: Window, device: str, plan: JobPlan) -> bool:
+        others = window.what != "reserve" or plan.spec.tenant != window.tenant
+        return device in window.devices and others
