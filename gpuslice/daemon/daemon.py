@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from gpuslice.clock import ContinuedClock
@@ -123,6 +124,8 @@ def serve(
         event_log.tell(
             "started", "the scheduler can be used", details={**known, "endpoints": socket.endpoints}
         )
+        reports.own_spills = bool(setup.spill_dir)
+        socket.admit_move = partial(reports.admit_move, core, observer.job_history.copies)
         if others is not None:
             others.begin(warn, lambda note: scheduler.set_aside([note]))
             listeners.replicas = _replicas(scheduler, others, remote)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from gpuslice import config
+from gpuslice.errors import RamDiskFullError
 from gpuslice.node_agents import preflight
 from gpuslice.nodes.plan import Found, Remark
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.lifecycle.events import Noted
+from gpuslice.sched_core.lifecycle.events import Moved, Noted
+from gpuslice.sched_core.live.copies import Copies
 from gpuslice.sched_core.nodes.remote_nodes import COME_S, RemoteNode, RemoteNodes
 from gpuslice.verbs import NodeInfo
 
@@ -41,12 +45,15 @@ class NodeReports:
     ----------
     note
         Called with each event that people should know.
+    own_spills
+        True if snapshots of parked jobs go to a disk here when the RAM disk is full.
     """
 
     def __init__(
         self, nodes: Sequence[Found] = (), working_directory: str = "", remarks: Iterable[Remark] = ()
     ) -> None:
         self.note: Callable[[Noted], object] = lambda note: None
+        self.own_spills = False
         self._nodes = [node.name for node in nodes] or [""]
         self._directory = working_directory
         self._here = preflight.PresentFacts((), working_directory)
@@ -93,6 +100,40 @@ class NodeReports:
     def missed(self, name: str, reason: str) -> None:
         """Note why no agent can be started on node ``name``, which is silent; empty: one runs there."""
         self._missed[name] = reason
+
+    def admit_move(self, core: Core, copies: Copies, request: Moved) -> None:
+        """Check that the nodes of ``request`` have room for the state of its job, as far as that is known.
+
+        Raises
+        ------
+        RamDiskFullError
+            If one has not. The job stays.
+        """
+        job, nodes = core.jobs[request.job], core.state.nodes
+        there = {str(device): device.node for device in core.devices}
+        needs: Counter[str] = Counter()
+        for rank, home in enumerate(nodes.named(nodes.state_nodes(job)[: job.keepers])):
+            goal = there.get(request.devices[rank], home) if rank < len(request.devices) else home
+            if goal != home:  # a state whose size is not known has a byte at least
+                needs[goal] += core.state.switch_costs.rank_bytes(job, rank) or 1
+        copy = copies.newest(job)
+        for name, nbytes in needs.items():
+            room_bytes = self._room_bytes(name)
+            has_copy = copy is not None and (name or HERE) in copy.targets.split(",")
+            if room_bytes is not None and room_bytes < nbytes and not has_copy:
+                free = config.format_size(room_bytes)
+                raise RamDiskFullError(
+                    f"node {name or HERE} has {free} left in its RAM disk, and the state of {job.id} needs "
+                    + (config.format_size(nbytes) if nbytes > 1 else "more"),
+                    "the job stays; `gpuslice ramdisk gc --all` there removes what jobs have left",
+                )
+
+    def _room_bytes(self, name: str) -> int | None:
+        """Return the free room in the RAM disk of node ``name``. None if that is not known, or can grow."""
+        facts = self._facts.get(name) if name else self._here.now()
+        if facts is None or facts.spills or not facts.ramdisk or (self.own_spills and not name):
+            return None
+        return facts.ramdisk_bytes
 
     def nodes(self, core: Core, remote: RemoteNodes | None) -> tuple[NodeInfo, ...]:
         """Return all nodes, those included that were left out, with what is known of them now."""

@@ -46,6 +46,8 @@ class Facts(msgspec.Struct, frozen=True):
         True if it has the directory that was asked for.
     unix_s
         Its clock, when it answered.
+    spills
+        True if snapshots of parked jobs go to a disk there when the RAM disk is full.
     """
 
     python: PathText
@@ -59,6 +61,7 @@ class Facts(msgspec.Struct, frozen=True):
     lacks: tuple[Word, ...]
     has_directory: bool
     unix_s: float
+    spills: bool = False
 
 
 def look(devices: Sequence[str], directory: str) -> Facts:
@@ -90,6 +93,7 @@ def look(devices: Sequence[str], directory: str) -> Facts:
         lacks=lacks,
         has_directory=os.path.isdir(directory),
         unix_s=time.time(),
+        spills=bool(ramdisk and config.load().spill_dir),
     )
 
 

@@ -82,6 +82,11 @@ class SwitchCosts:
         """Return the bytes of the state that all ranks of ``job`` moved at its last suspend; 0: not known."""
         return sum(state.nbytes for state in self._states.get(job.id, {}).values())
 
+    def rank_bytes(self, job: Gang, rank: int) -> int:
+        """Return the bytes of the state that a rank of ``job`` moved at its last suspend; 0: not known."""
+        state = self._states.get(job.id, {}).get(rank)
+        return 0 if state is None else state.nbytes
+
     def pays_after_s(self, cost_s: float) -> float:
         """Return how long a job must stay where it is so that ``cost_s`` is its share of the time."""
         return cost_s / self._share if self._share else 0.0

@@ -7,6 +7,7 @@ it. A client that connects and says nothing, or leaves before the answer, costs 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -103,6 +104,8 @@ class ClientSocket:
         self._defaults = defaults
         self._scheduler = scheduler
         self._journal = journal
+        #: Called before a job is moved; raises if the move is known to be impossible.
+        self.admit_move: Callable[[Moved], object] = lambda request: None
         self._overview = overview
         self._sockets = [bind(scheduler.context, f"ipc://{directory / CLIENT_SOCKET}")]
         #: The clients that wait for the end of a job, by job, and when each asked last, in this order.
@@ -243,6 +246,7 @@ class ClientSocket:
         numbers = {str(device): number for number, device in enumerate(core.devices)}
         wish = [numbers[name] for name in request.devices if name in numbers]
         expected_s = costs.expected_s(job, wish)
+        self.admit_move(request)
         self._changed(request)
         names = tuple(str(core.devices[device]) for device in present)
         return Moving(
