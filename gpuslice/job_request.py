@@ -1,4 +1,4 @@
-"""The one definition of what a user can ask for with a job: ``JobRequest``.
+"""The one definition of what a user can ask for with a job, ``JobRequest``, or with many, ``ArrayRequest``.
 
 Each field is a keyword of ``Client.submit``, part of the message to the scheduler, and checked there. A field
 with an ``Option`` is an option of ``gpuslice submit`` and a key of a ``job.toml``, too. Its type and the
@@ -58,6 +58,7 @@ _TIMES = "Steps and times"
 _SHARES = "Order and shares"
 _ENDS = "Failures and the end"
 _COMMAND = "The command"
+_MANY = "Many jobs"
 
 
 class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -224,3 +225,41 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 f"{self.devices} to {self.most_devices} devices are not possible",
                 "write the smaller number first: --devices 1:4",
             )
+
+
+class ArrayRequest(JobRequest, frozen=True, kw_only=True):
+    """The properties of many jobs of one command, and which jobs they are.
+
+    Either ``array`` or ``grid`` is stated. The other fields are those of each job. ``name`` is the array's
+    id, and the jobs are ``NAME-0`` and so on. Each finds its number in ``GPUSLICE_ARRAY_INDEX``.
+
+    Attributes
+    ----------
+    array
+        The first and the last number, such as ``0-99``, and the most jobs at once behind ``%``. ``{}`` in
+        the command becomes the number.
+    grid
+        Values by name, with commas: one job for each combination. ``{lr}`` in the command becomes the value
+        of ``lr``, which is in ``GPUSLICE_GRID_LR``, too.
+    at_once
+        The most of these jobs that may have devices at a time. 0: any number.
+    """
+
+    array: Annotated[
+        Word, Option(_MANY, "A-B[%N]", "One job for each number, in place of {}; N of them at once.")
+    ] = ""
+    grid: Annotated[
+        Mapping[VariableName, Word],
+        Option(_MANY, "K=V,V", "One job for each combination of values, in place of {K}."),
+    ] = {}
+    at_once: Annotated[Count, Option(_MANY, "N", "The most of these jobs that have devices at a time.")] = 0
+
+    def check(self) -> None:
+        """Raise ``UsageError`` if values contradict each other."""
+        super().check()
+        if self.array and self.grid:
+            raise UsageError("--array and --grid are both given", "add a name: --grid seed=0,1,2")
+        if not (self.array or self.grid):
+            raise UsageError("neither --array nor --grid is given", "write for instance --array 0-99")
+        if self.guaranteed:
+            raise UsageError("--guaranteed is for one job, not for an array", "submit each job by itself")

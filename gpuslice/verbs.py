@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 
 from gpuslice.errors import RemoteProtocolError
-from gpuslice.job_request import JobRequest
+from gpuslice.job_request import ArrayRequest, JobRequest
 from gpuslice.types import (
     ByteCount,
     Count,
@@ -47,10 +47,22 @@ class Submit(JobRequest, tag="submit", frozen=True, kw_only=True):
     relaunch: bool = False
 
 
+class SubmitArray(ArrayRequest, tag="submit_array", frozen=True, kw_only=True):
+    """A request to start many jobs of one command, all or none: the other fields are those of ``Submit``."""
+
+    stem: JobName
+    argv: tuple[Word, ...]
+    relaunch: bool = False
+
+
 class Status(Verb, tag="status", frozen=True):
-    """A request for the scheduler's state, with a part of the jobs: those that follow the first ``after``."""
+    """A request for the scheduler's state, with a part of the jobs: those that follow the first ``after``.
+
+    With ``fold`` the jobs of arrays do not count: ``arrays`` has what is needed of them.
+    """
 
     after: Count = 0
+    fold: bool = False
 
 
 class Wait(Verb, tag="wait", frozen=True):
@@ -192,6 +204,7 @@ class JobInfo(Verb, frozen=True):
     switching_s: float = 0.0
     why: str | None = None
     not_moved: str | None = None
+    array: str | None = None
     copy_on: str | None = None
     copy_age_s: float | None = None
     state_arrived_bytes: int | None = None
@@ -201,6 +214,20 @@ class JobInfo(Verb, frozen=True):
     def ended(self) -> bool:
         """True if the job succeeded, failed or was cancelled."""
         return self.state in ("succeeded", "failed", "cancelled")
+
+
+class ArrayInfo(Verb, frozen=True):
+    """All jobs of one array: their devices, and how many are in which state.
+
+    ``place`` is how many jobs that are of no array were submitted before it.
+    """
+
+    id: str
+    tenant: str
+    devices: tuple[str, ...]
+    executed_s: float
+    states: dict[str, int]
+    place: int
 
 
 class DeviceInfo(Verb, frozen=True):
@@ -231,6 +258,13 @@ class Accepted(Verb, tag="accepted", frozen=True):
     job: str
 
 
+class AcceptedArray(Verb, tag="accepted_array", frozen=True):
+    """The answer that all jobs of the array have been accepted under these ids."""
+
+    array: str
+    jobs: tuple[str, ...]
+
+
 class SchedulerStatus(Verb, tag="standing", frozen=True):
     """The scheduler, its devices, and a part of its ``job_count`` jobs in order of submission."""
 
@@ -242,6 +276,7 @@ class SchedulerStatus(Verb, tag="standing", frozen=True):
     job_count: int
     endpoints: tuple[str, ...]
     nodes: tuple[NodeInfo, ...] = ()
+    arrays: tuple[ArrayInfo, ...] = ()
 
 
 class Ended(Verb, tag="ended", frozen=True):
@@ -311,6 +346,7 @@ class Failed(Verb, tag="failed", frozen=True):
 
 Request = (
     Submit
+    | SubmitArray
     | Admission
     | Status
     | Wait
@@ -324,7 +360,9 @@ Request = (
     | Events
     | Down
 )
-Answer = Accepted | SchedulerStatus | Ended | History | LogFiles | LogPart | Moving | Done | Failed
+Answer = (
+    Accepted | AcceptedArray | SchedulerStatus | Ended | History | LogFiles | LogPart | Moving | Done | Failed
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(Request)

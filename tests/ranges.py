@@ -44,6 +44,7 @@ OPTIONAL_NAME = Range((None, *NAME.within), tuple(value for value in NAME.beyond
 WORDS = Range(
     ((), ("", "=\n", "é🙂")), (("\0",), ("a", "b\0c"), ("a", NOT_UTF8), (None,), ("a", 1), "a", {"a": "b"})
 )
+WORD = Range(("", "=\n", "é🙂"), ("a\0", NOT_UTF8, 1, None))
 PATH = Range(("", "/" * 4096), ("/\0", "/" * 4097, NOT_UTF8, None))
 VARIABLES = Range(({}, {"": "=\n", "é": "🙂"}), ({"A=B": "c"}, {"A\0": "c"}, {"A": "\0"}, {"A": 1}, ["A"]))
 OPTIONAL_VARIABLES = Range((None, *VARIABLES.within), VARIABLES.beyond)
@@ -69,6 +70,10 @@ CHOICE = Range(("leave", "kill"), ("explode", "", None, 1))
 
 _BY_NAME = {
     "after": COUNT,
+    "array": WORD,
+    "at_once": COUNT,
+    "fold": FLAG,
+    "grid": VARIABLES,
     "app": LABEL,
     "attempt": OPTIONAL_COUNT,
     "argv": WORDS,
@@ -137,7 +142,7 @@ _BY_NAME = {
     "world": COUNT,
     "world_size": RANKS,
 }
-_OF_KIND = {("migrate", "devices"): LABELS, ("submit", "route"): ROUTE}
+_OF_KIND = {("migrate", "devices"): LABELS, ("submit", "route"): ROUTE, ("submit_array", "route"): ROUTE}
 
 
 def within(message: msgspec.Struct) -> Iterator[bytes]:

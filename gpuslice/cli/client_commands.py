@@ -20,7 +20,7 @@ from gpuslice.client.client import Client
 from gpuslice.client.log_tail import start_of_last_lines
 from gpuslice.config import parse_duration
 from gpuslice.errors import EnvironmentUnusableError, NoSchedulerError, UsageError
-from gpuslice.verbs import JobInfo, SchedulerStatus
+from gpuslice.verbs import ArrayInfo, JobInfo, SchedulerStatus
 
 from . import event_line, job_choice, job_details, job_table, node_table, tables
 from .job_choice import Choice
@@ -83,14 +83,18 @@ def ps(
     as_json: bool = False,
     watch: bool = False,
     wide: bool = False,
+    expand: bool = False,
     state_dir: str | Path | None = None,
 ) -> int:
     """Print the chosen jobs, once or again every second."""
     pause = threading.Event()
     states = None if state is None else job_choice.states(state)
+    fold = not (as_json or wide or expand or globs or states)
     with reading(state_dir) as client:
         while True:
-            status = _chosen(client.status(), globs, user, states)
+            status = client.status(fold=fold)
+            if globs or user is not None or states:
+                status = _chosen(status, globs, user, states)
             if watch and sys.stdout.isatty():
                 sys.stdout.write(_CLEAR)
             if as_json:
@@ -98,7 +102,7 @@ def ps(
             elif wide:
                 tables.show(tables.jobs(status.jobs))
             else:
-                job_table.show(status.jobs)
+                job_table.show(status.jobs, status.arrays if fold else ())
                 for line in node_table.remarks(status.nodes, only_bad=True):
                     print(cut(line, job_table.MOST_COLUMNS), flush=True)
             if not watch:
@@ -110,12 +114,16 @@ def _chosen(
     status: SchedulerStatus, globs: Sequence[str], user: str | None, states: Sequence[str] | None
 ) -> SchedulerStatus:
     """Return ``status`` with the jobs that ``globs`` match, of ``user``, in ``states``; None: of all."""
+
+    def is_users(one: JobInfo | ArrayInfo) -> bool:
+        return user is None or (one.tenant or job_choice.NOBODY) == user
+
     jobs: Sequence[JobInfo] = job_choice.matching(status.jobs, globs) if globs else status.jobs
-    if user is not None:
-        jobs = [job for job in jobs if (job.tenant or job_choice.NOBODY) == user]
-    if states is not None:
-        jobs = [job for job in jobs if job.state in states]
-    return msgspec.structs.replace(status, jobs=tuple(jobs))
+    jobs = [job for job in jobs if is_users(job) and (states is None or job.state in states)]
+    arrays = tuple(filter(is_users, status.arrays))
+    if globs or states:
+        arrays = tuple(one for one in arrays if any(job.array == one.id for job in jobs))
+    return msgspec.structs.replace(status, jobs=tuple(jobs), arrays=arrays)
 
 
 def nodes(*, as_json: bool = False, state_dir: str | Path | None = None) -> int:

@@ -7,9 +7,9 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpuslice.verbs import JobInfo
+from gpuslice.verbs import ArrayInfo, JobInfo
 
-from . import tables
+from . import array_lines, tables
 from .tables import Row
 from .text_width import cut, cut_inside, one_line, padded, width
 
@@ -31,9 +31,12 @@ _GOOD_WHY, _LEAST_WHY = 44, 16
 _NUMBERED = re.compile(r"(.*:)(\d+)")
 
 
-def show(jobs: Sequence[JobInfo]) -> None:
-    """Print ``jobs``, those that have not ended first."""
-    table = lines(jobs, terminal_columns() if sys.stdout.isatty() else MOST_COLUMNS)
+def show(jobs: Sequence[JobInfo], arrays: Sequence[ArrayInfo] = ()) -> None:
+    """Print ``jobs`` and ``arrays``, those that have not ended first."""
+    rows: list[JobInfo | ArrayInfo] = list(jobs)
+    for array in reversed(arrays):
+        rows.insert(array.place, array)
+    table = lines(rows, terminal_columns() if sys.stdout.isatty() else MOST_COLUMNS)
     tables.print_lines(table, state=[cell.rstrip() for cell in table[0]].index("STATE"))
 
 
@@ -42,9 +45,9 @@ def terminal_columns() -> int:
     return max(_LEAST_COLUMNS, min(MOST_COLUMNS, shutil.get_terminal_size().columns))
 
 
-def lines(jobs: Sequence[JobInfo], columns: int = MOST_COLUMNS) -> list[list[str]]:
+def lines(jobs: Sequence[JobInfo | ArrayInfo], columns: int = MOST_COLUMNS) -> list[list[str]]:
     """Return the table's lines, header first, as cells that have been cut and padded to fit ``columns``."""
-    rows = [_COLUMNS, *map(_row, tables.live_first(jobs))]
+    rows = [_COLUMNS, *map(_row, sorted(jobs, key=_has_ended))]
     widths = _fitted(rows, columns)
     return [[_cell(row[number], wide, number) for number, wide in widths.items()] for row in rows]
 
@@ -75,16 +78,17 @@ def _fitted(rows: Sequence[Row], columns: int) -> dict[int, int]:
     return {**widths, _WHY: min(longest, max(1, room()))}
 
 
-def _row(job: JobInfo) -> Row:
-    return (
-        job.id,
-        one_line(job.tenant) or "-",
-        job.state,
-        ",".join(runs(job.devices)) or "-",
-        _progress(job),
-        tables.duration(job.executed_s),
-        one_line(reason(job)),
-    )
+def _has_ended(job: JobInfo | ArrayInfo) -> bool:
+    return job.ended if isinstance(job, JobInfo) else array_lines.ended(job)
+
+
+def _row(job: JobInfo | ArrayInfo) -> Row:
+    if isinstance(job, JobInfo):
+        state, progress, why = job.state, _progress(job), one_line(reason(job))
+    else:
+        state, progress, why = array_lines.state(job), array_lines.progress(job), array_lines.counts(job)
+    devices, trained = ",".join(runs(job.devices)) or "-", tables.duration(job.executed_s)
+    return job.id, one_line(job.tenant) or "-", state, devices, progress, trained, why
 
 
 def reason(job: JobInfo) -> str:

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import msgspec
 
 from gpuslice.client.job_options import from_command_line, from_file, job_options
-from gpuslice.job_request import JobRequest
+from gpuslice.errors import UsageError
+from gpuslice.job_request import ArrayRequest, JobRequest
 
 from .client_commands import connect
 from .declare import Option, with_options
@@ -26,7 +27,7 @@ def declared(request: type[JobRequest]) -> dict[str, Any]:
     return found
 
 
-@with_options(declared(JobRequest))
+@with_options(declared(ArrayRequest))
 def command(
     words: Words = None,
     file: Annotated[
@@ -39,17 +40,22 @@ def command(
     state_dir: StateDir = None,
     **given: Any,
 ) -> int:
-    """Submit a job and print its id.
+    """Submit a job and print its id, or many jobs: one id a line.
 
     When its turn comes, it runs in this directory and with this environment.
     """
-    command, fields = ([], {}) if file is None else from_file(file)
-    chosen = from_command_line(given)
+    command, fields = ([], {}) if file is None else from_file(file, ArrayRequest)
+    chosen = from_command_line(given, ArrayRequest)
     env = fields.get("env", {}) | chosen.get("env", {})
     fields |= chosen | {"env": env}
     if fields.get("guaranteed") and sys.stderr.isatty():
         sys.stderr.write("gpuslice: waiting until it is known whether its deadline can be guaranteed\n")
+    many = bool(fields.get("array") or fields.get("grid"))
+    if "at_once" in fields and not many:
+        raise UsageError("--at-once is for --array and --grid", "add one of them, or leave it out")
     with connect(state_dir) as client:
-        job = client.submit(words or command, **fields)
-    print(msgspec.json.encode({"id": job}).decode() if as_json else job)
+        submit = client.submit_array if many else client.submit
+        jobs = submit(words or command, **fields)
+    shown: object = {"jobs": jobs} if many else {"id": jobs}
+    print(msgspec.json.encode(shown).decode() if as_json else "\n".join(jobs) if many else jobs)
     return 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import msgspec
 import zmq
@@ -24,7 +24,7 @@ from gpuslice.errors import (
     UsageError,
 )
 from gpuslice.files import working_directory
-from gpuslice.job_request import JobRequest
+from gpuslice.job_request import ArrayRequest, JobRequest
 from gpuslice.types import checked, is_word
 from gpuslice.verbs import Answer, EventInfo, JobInfo, LogFiles, Moving, Request, SchedulerStatus
 from gpuslice.wire import MAX_MESSAGE_BYTES
@@ -32,6 +32,9 @@ from gpuslice.wire import MAX_MESSAGE_BYTES
 #: How often a client that waits looks whether there is still a scheduler, and asks again.
 _LOOK_AGAIN_MS = 2000
 _A = TypeVar("_A")
+_M = TypeVar("_M", verbs.Submit, verbs.SubmitArray)
+_T = TypeVar("_T", bound=JobRequest)
+_R = TypeVar("_R")
 _Keywords = ParamSpec("_Keywords")
 _ERRORS: dict[int, type[GpusliceError]] = {
     1: UnforeseenError,
@@ -41,28 +44,28 @@ _ERRORS: dict[int, type[GpusliceError]] = {
 
 
 def _by_keywords(
-    make: Callable[_Keywords, JobRequest],
+    make: Callable[_Keywords, _T],
 ) -> Callable[
-    [Callable[[Client, Sequence[str], JobRequest], str]],
-    Callable[Concatenate[Client, Sequence[str], _Keywords], str],
+    [Callable[[Client, Sequence[str], _T], _R]],
+    Callable[Concatenate[Client, Sequence[str], _Keywords], _R],
 ]:
     """Return a decorator: the method then takes keywords, from which ``make`` builds its request."""
 
     def change(
-        method: Callable[[Client, Sequence[str], JobRequest], str],
-    ) -> Callable[Concatenate[Client, Sequence[str], _Keywords], str]:
+        method: Callable[[Client, Sequence[str], _T], _R],
+    ) -> Callable[Concatenate[Client, Sequence[str], _Keywords], _R]:
         @wraps(method)
         def called(
             self: Client, words: Sequence[str], /, *none: _Keywords.args, **fields: _Keywords.kwargs
-        ) -> str:
+        ) -> _R:
             return method(self, words, make(*none, **fields))
 
         # For `help` and shells. Type checkers have the types from the struct.
-        default = JobRequest()
+        default = cast(Callable[[], JobRequest], make)()
         taken = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("self", "words")]
         taken += [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(default, name))
-            for name in JobRequest.__struct_fields__
+            for name in default.__struct_fields__
         ]
         vars(called)["__signature__"] = inspect.Signature(taken)
         return called
@@ -126,11 +129,24 @@ class Client:
             decided whether the deadline can be met. That takes the job's first mini-batches if ``expected_s``
             is not stated (docs/submit.md, Deadlines).
         """
-        message = _message(words, request)
+        message = _message(words, request, verbs.Submit)
         job = self._ask(message, verbs.Accepted).job
         if request.guaranteed:
             self._ask(verbs.Admission(job=job), verbs.Done)
         return job
+
+    @_by_keywords(ArrayRequest)
+    def submit_array(self, words: Sequence[str], request: ArrayRequest) -> tuple[str, ...]:
+        """Hand in many jobs of one command and return their ids. All are accepted, or none.
+
+        Parameters
+        ----------
+        words
+            As for ``submit``, with ``{}`` for the number of a job, or ``{lr}`` for its value of ``lr``.
+        request
+            The fields of ``ArrayRequest``, as keywords: ``array="0-99"``, or ``grid={"lr": "0.1,0.01"}``.
+        """
+        return self._ask(_message(words, request, verbs.SubmitArray), verbs.AcceptedArray).jobs
 
     @property
     def directory(self) -> Path | None:
@@ -141,12 +157,15 @@ class Client:
         """Raise ``EnvironmentUnusableError`` if no scheduler is there. See ``NoSchedulerError``, too."""
         self._connection.check_listener()
 
-    def status(self) -> SchedulerStatus:
-        """Return the scheduler, its devices and all jobs."""
-        status = self._ask(verbs.Status(), verbs.SchedulerStatus)
+    def status(self, *, fold: bool = False) -> SchedulerStatus:
+        """Return the scheduler, its devices and all jobs.
+
+        With ``fold``, the jobs of arrays are not in ``jobs``, but only counted in ``arrays``.
+        """
+        status = self._ask(verbs.Status(fold=fold), verbs.SchedulerStatus)
         jobs = list(status.jobs)
         while len(jobs) < status.job_count:
-            jobs += self._ask(verbs.Status(after=len(jobs)), verbs.SchedulerStatus).jobs
+            jobs += self._ask(verbs.Status(after=len(jobs), fold=fold), verbs.SchedulerStatus).jobs
         return msgspec.structs.replace(status, jobs=tuple(jobs))
 
     def jobs(self) -> list[JobInfo]:
@@ -247,7 +266,7 @@ class Client:
         return int(min(_LOOK_AGAIN_MS, left_ms + 1))
 
 
-def _message(words: Sequence[str], request: JobRequest) -> verbs.Submit:
+def _message(words: Sequence[str], request: JobRequest, kind: type[_M]) -> _M:
     """Return the request to send to the scheduler, with the command that starts the job."""
     # Late: only this verb needs to know how jobs are started.
     from gpuslice.launch.command import command_line, environment
@@ -274,7 +293,7 @@ def _message(words: Sequence[str], request: JobRequest) -> verbs.Submit:
         "checkpoint_every": settings.checkpoint_every,
     }
     fields = msgspec.structs.asdict(request) | started
-    return verbs.Submit(stem=stem(words), argv=tuple(argv), relaunch=relaunch, **fields)
+    return kind(stem=stem(words), argv=tuple(argv), relaunch=relaunch, **fields)
 
 
 def _expect(answer: Answer, kind: type[_A]) -> _A:

@@ -13,7 +13,6 @@ from gpuslice.daemon.replay import JournalReplay
 from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.sched_core.journal.event_listing import history
 from gpuslice.sched_core.journal.journal import FILE
-from gpuslice.sched_core.live.blockers import Blockers
 from gpuslice.sched_core.live.job_logs import log_files, part
 from gpuslice.sched_core.live.status import Overview
 from gpuslice.verbs import EventInfo, JobInfo, LogFiles, SchedulerStatus
@@ -59,16 +58,16 @@ class StoppedScheduler:
         self._advance()
         return self._replay.journal.wall_clock().unix_s(self._last_s)
 
-    def status(self) -> SchedulerStatus:
-        """Return the jobs as they stood after the last event. ``pid`` is 0."""
+    def status(self, *, fold: bool = False) -> SchedulerStatus:
+        """Return the jobs as they stood after the last event, as `Client.status` does. ``pid`` is 0."""
         self._advance()
         core = self._replay.core
         overview = Overview(core, self._observer.job_history, policy=self._replay.setup.policy, pid=0)
-        status = overview.status(0, self._last_s)
-        rest = list(core.jobs.values())[len(status.jobs) :]
-        blockers = Blockers(core, self._last_s, self._observer.job_history.copies)
-        others = [overview.job(job, self._last_s, blockers) for job in rest]
-        return replace(status, jobs=(*status.jobs, *others))
+        status = overview.status(0, self._last_s, fold=fold)
+        jobs = list(status.jobs)
+        while len(jobs) < status.job_count:
+            jobs += overview.status(len(jobs), self._last_s, fold=fold).jobs
+        return replace(status, jobs=tuple(jobs))
 
     def jobs(self) -> list[JobInfo]:
         """Return all jobs, in order of submission."""

@@ -33,6 +33,7 @@ from gpuslice.sched_core.nodes.endpoint import CLIENT_SOCKET, bind, bind_tcp, ch
 from gpuslice.types import job_id, shortened
 from gpuslice.verbs import (
     Accepted,
+    AcceptedArray,
     Admission,
     Answer,
     Cancel,
@@ -50,6 +51,7 @@ from gpuslice.verbs import (
     Resume,
     Status,
     Submit,
+    SubmitArray,
     Suspend,
     Wait,
     Weight,
@@ -60,7 +62,7 @@ from gpuslice.verbs import (
 from .job_logs import log_files, part
 from .scheduler import Scheduler
 from .status import Overview
-from .submission import check, make_spec
+from .submission import check, make_array, make_spec
 
 _LINGER_MS = 1000
 _REQUESTS_AT_ONCE = 20
@@ -185,9 +187,12 @@ class ClientSocket:
         match request:
             case Submit():
                 return self._submit(request)
+            case SubmitArray():
+                return self._submit_array(request)
             case Status():
                 self._journal.save_heartbeats()  # no step that is shown is forgotten
-                return self._overview.status(request.after, self._scheduler.now(), self.endpoints)
+                now_s = self._scheduler.now()
+                return self._overview.status(request.after, now_s, self.endpoints, fold=request.fold)
             case Wait():
                 self._wait(requester, self._awaiting_end.setdefault(self._known(request.job).id, {}))
                 return None
@@ -254,30 +259,47 @@ class ClientSocket:
         )
 
     def _submit(self, request: Submit) -> Accepted:
-        if self._awaiting_shutdown:
-            raise EnvironmentUnusableError("the scheduler is about to leave", "`gpuslice up` starts another")
-        check(request, self._scheduler.core.devices)
+        self._check(request)
         name = self._free_name(request)
         spec = make_spec(request, name, self._scheduler.now(), self._defaults)
         self._scheduler.submit(spec, Program(request.argv, request.directory, dict(request.environ or {})))
         return Accepted(job=name)
 
-    def _free_name(self, request: Submit) -> str:
+    def _submit_array(self, request: SubmitArray) -> AcceptedArray:
+        self._check(request)
+        event = make_array(request, self._free_name(request), self._scheduler.now(), self._defaults)
+        for point in event.points:
+            self._check_free(point.id)
+        self._scheduler.submit_array(event)
+        return AcceptedArray(array=event.spec.id, jobs=tuple(point.id for point in event.points))
+
+    def _check(self, request: Submit | SubmitArray) -> None:
+        if self._awaiting_shutdown:
+            raise EnvironmentUnusableError("the scheduler is about to leave", "`gpuslice up` starts another")
+        check(request, self._scheduler.core.devices)
+
+    def _free_name(self, request: Submit | SubmitArray) -> str:
         jobs, logged = self._scheduler.core.jobs, self._scheduler.local.processes.logged
+        arrays = {job.spec.array for job in jobs.values()}
         if request.name is not None:
-            if request.name in jobs:
-                raise UsageError(f"there is a job {request.name!r} already", "choose another name")
-            name = job_id(request.name)
-            if logged(name):
-                raise UsageError(
-                    f"there are logs of a job {name!r} that the journal does not know",
-                    "choose another name, or move them out of the scheduler's logs",
-                )
-            return name
+            self._check_free(request.name)
+            if request.name in arrays:
+                raise UsageError(f"there is an array {request.name!r} already", "choose another name")
+            return job_id(request.name)
         number = len(jobs) + 1
-        while (name := job_id(f"{request.stem}-{number}")) in jobs or logged(name):
+        while (name := job_id(f"{request.stem}-{number}")) in jobs or name in arrays or logged(name):
             number += 1
         return name
+
+    def _check_free(self, name: str) -> None:
+        """Raise ``UsageError`` if ``name`` is a job's id already, or cannot be."""
+        if name in self._scheduler.core.jobs:
+            raise UsageError(f"there is a job {name!r} already", "choose another name")
+        if self._scheduler.local.processes.logged(job_id(name)):
+            raise UsageError(
+                f"there are logs of a job {name!r} that the journal does not know",
+                "choose another name, or move them out of the scheduler's logs",
+            )
 
     def _down(self, requester: _Requester, *, drain: bool) -> None:
         self._awaiting_shutdown.append(requester)

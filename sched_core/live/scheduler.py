@@ -26,6 +26,7 @@ from gpuslice.sched_core.jobs.places import processes_of
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.journal.journal import JournalError
 from gpuslice.sched_core.lifecycle.events import (
+    ArraySubmitted,
     Bring,
     Command,
     Compute,
@@ -220,6 +221,10 @@ class Scheduler:
     def submit(self, spec: JobSpec, program: Program) -> None:
         """Accept a job. Its processes start when its turn is near, and train when its turn has come."""
         self._handle(Submitted(spec, program))
+
+    def submit_array(self, event: ArraySubmitted) -> None:
+        """Accept all jobs of an array, or none."""
+        self._handle(event)
 
     def limit_prestart(self, jobs: int) -> None:
         """Set how many jobs may be started beyond those that run, from now on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -11,7 +12,7 @@ from gpuslice.sched_core.jobs import places
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.types import shortened
-from gpuslice.verbs import DeviceInfo, JobInfo, NodeInfo, SchedulerStatus, SliceInfo
+from gpuslice.verbs import ArrayInfo, DeviceInfo, JobInfo, NodeInfo, SchedulerStatus, SliceInfo
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
 from .blockers import Blockers
@@ -45,14 +46,19 @@ class Overview:
         #: Returns how far the transfer of a job's state has come; see ``Blockers``.
         self.progress: Callable[[str], tuple[int, int] | None] = lambda job: None
 
-    def status(self, after: int, now_s: float, endpoints: tuple[str, ...] = ()) -> SchedulerStatus:
-        """Return the status of everything, with the jobs that follow the first ``after``."""
+    def status(
+        self, after: int, now_s: float, endpoints: tuple[str, ...] = (), *, fold: bool = False
+    ) -> SchedulerStatus:
+        """Return the status of everything, with the jobs that follow the first ``after``.
+
+        With ``fold`` the jobs of arrays do not count.
+        """
         policy, pid = self._about
         devices = [
             DeviceInfo(name=str(name), jobs=tuple(occupants))
             for name, occupants in zip(self._core.devices, self._core.state.occupants, strict=True)
         ]
-        jobs = list(self._core.jobs.values())
+        jobs = [job for job in self._core.jobs.values() if not (fold and job.spec.array)]
         return SchedulerStatus(
             pid=pid,
             policy=policy,
@@ -62,7 +68,27 @@ class Overview:
             job_count=len(jobs),
             endpoints=endpoints,
             nodes=self.nodes(),
+            arrays=() if after else tuple(self._arrays(now_s)),
         )
+
+    def _arrays(self, now_s: float) -> Iterator[ArrayInfo]:
+        """Yield each array, in order of submission."""
+        place, places, arrays = 0, dict[str, int](), dict[str, list[Gang]]()
+        for job in self._core.jobs.values():
+            if not job.spec.array:
+                place += 1
+            else:
+                places.setdefault(job.spec.array, place)
+                arrays.setdefault(job.spec.array, []).append(job)
+        for name, jobs in arrays.items():
+            yield ArrayInfo(
+                id=name,
+                tenant=jobs[0].spec.tenant,
+                devices=self._names(tuple(sorted({device for job in jobs for device in job.lease}))),
+                executed_s=sum(job.executed_at(_ended_s(job, now_s)) for job in jobs),
+                states=dict(Counter(job.state.value for job in jobs)),
+                place=places[name],
+            )
 
     def _some(self, jobs: Sequence[Gang], now_s: float) -> Iterator[JobInfo]:
         """Yield the status of as many of ``jobs``, at least one, as fit into an answer."""
@@ -81,7 +107,7 @@ class Overview:
         blockers = blockers or self._blockers(now_s)
         brought = blockers.brought(job)
         account = self._job_history.accounts[job.id]
-        then_s = now_s if job.verdict.ended_s is None else job.verdict.ended_s
+        then_s = _ended_s(job, now_s)
         executed_s = job.executed_at(then_s)
         delays = self._core.allocation.waits.delays(job, now_s)
         steps = job.steps_so_far
@@ -148,6 +174,7 @@ class Overview:
             peak_bytes=job.peak_bytes or None,
             slowdown_interval=None if slower is None else (slower.low, slower.high),
             most_devices=job.spec.ranks if job.spec.elastic else None,
+            array=job.spec.array or None,
         )
 
     def _blockers(self, now_s: float) -> Blockers:
@@ -161,6 +188,11 @@ class Overview:
 
     def _names(self, devices: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(str(self._core.devices[device]) for device in devices)
+
+
+def _ended_s(job: Gang, now_s: float) -> float:
+    """Return when ``job`` ended, or ``now_s`` if it has not."""
+    return now_s if job.verdict.ended_s is None else job.verdict.ended_s
 
 
 def _why(job: Gang, blockers: Blockers) -> str | None:

@@ -86,6 +86,7 @@ def requests(job: str) -> list[verbs.Request]:
     """What a user may ask, one of each kind."""
     return [
         verbs.Submit(stem="x", argv=("true",), directory="/", environ={"A": "b"}, tenant="t"),
+        verbs.SubmitArray(stem="y", argv=("true",), directory="/", environ={"A": "b"}, array="0-2%1"),
         verbs.Status(),
         verbs.Wait(job=job),
         verbs.Admission(job=job),

@@ -42,12 +42,13 @@ _MAY_GROW_BYTES = 48 << 20
 
 def bodies(seed: int, job: str) -> Iterator[bytes]:
     """What a user asks; nothing that is really one more job or the end, but a few jobs at first."""
+    ends = verbs.Down | verbs.SubmitArray
     for request in requests(job):
-        yield from (body for body in at_extremes(request) if not isinstance(_read(body), verbs.Down))
+        yield from (body for body in at_extremes(request) if not isinstance(_read(body), ends))
     random = Random(seed)
     while True:
         body = mutated(verbs.encode(random.choice(requests(job)))[1], random)
-        if not isinstance(_read(body), verbs.Submit | verbs.Down):
+        if not isinstance(_read(body), verbs.Submit | ends):
             yield body
 
 

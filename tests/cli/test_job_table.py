@@ -11,7 +11,7 @@ import pytest
 
 from gpuslice.cli import job_details, job_table, tables
 from gpuslice.cli.text_width import cut, cut_inside, one_line, padded, width
-from gpuslice.verbs import JobInfo
+from gpuslice.verbs import ArrayInfo, JobInfo
 
 _REASON = "waits for 8 devices; cuda:0, cuda:1, cuda:2 and 5 more are used by a, b, c and 12 more"
 _GREEK = "η εκπαίδευση περιμένει τις συσκευές της μέχρι το επόμενο όριο των γειτόνων της"
@@ -104,6 +104,19 @@ def test_devices_in_a_row_are_one_word() -> None:
         assert job_table.lines([job(devices=devices)])[1][3].strip() == word
 
 
+def test_an_array_is_one_line_in_its_place_with_counts() -> None:
+    array = ArrayInfo("s", "t", ("cuda:0", "cuda:1"), 60.0, {"queued": 5, "failed": 1, "running": 2}, 1)
+    over = ArrayInfo("o", "", (), 0.0, {"cancelled": 1, "succeeded": 2}, 1)
+    lines = job_table.lines([job("a"), array, over, job("b")])
+    assert [line[0].strip() for line in lines] == ["JOB", "a", "s", "b", "o"]
+    assert [cell.strip() for cell in lines[2]] == [
+        *("s", "t", "running", "cuda:0-1", "1 of 8 ended", "60.0 s"),
+        "2 running, 5 queued, 1 failed",
+    ]
+    ended = [cell.strip() for cell in lines[4]][2:]
+    assert ended == ["cancelled", "-", "3 of 3 ended", "0.0 s", "1 cancelled, 2 succeeded"]
+
+
 def test_on_a_narrow_terminal_it_leaves_columns_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +138,7 @@ def test_wide_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     for found in EXTREME:
         assert found.id in out
         assert one_line(found.why or found.reason) in out
-    assert {len(line.split("\t")) for line in out.splitlines()} == {17}
+    assert {len(line.split("\t")) for line in out.splitlines()} == {18}
 
 
 def test_show_says_everything_and_nothing_that_does_not_apply() -> None:

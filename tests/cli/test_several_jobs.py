@@ -17,7 +17,7 @@ def test_globs_choose_jobs_and_what_is_impossible_is_named(
 ) -> None:
     def run(*words: str, code: int = 0) -> tuple[list[str], str]:
         with pytest.raises(SystemExit, match=str(code)):
-            main([*words, "--state-dir", str(shell.directory)])
+            main([words[0], "--state-dir", str(shell.directory), *words[1:]])
         out, err = capfd.readouterr()
         return out.splitlines(), err
 
@@ -49,4 +49,32 @@ def test_globs_choose_jobs_and_what_is_impossible_is_named(
     assert "no job is named" in run("cancel", code=2)[1]
     assert "not possible for any job" in run("cancel", "--all", code=2)[1]
     assert not (shell.directory / "logs" / "b.out").exists(), "b was started in the place of a-0"
+    words = ["--", "bash", "-c", "echo {lr} {seed} {x} $GPUSLICE_GRID_LR $GPUSLICE_ARRAY_INDEX"]
+    grid = ["--grid", "lr=0.1,0.01", "--grid", "seed=1,2", "--at-once", "1"]
+    found, _ = run("submit", "--name", "g", *grid, *words)
+    assert found == ["g-0", "g-1", "g-2", "g-3"]
+    for name in found:
+        assert client.wait(name) is not None
+    assert [client.read_log(name) for name in found] == [
+        b"0.1 1 {x} 0.1 0\n",
+        b"0.1 2 {x} 0.1 1\n",
+        b"0.01 1 {x} 0.01 2\n",
+        b"0.01 2 {x} 0.01 3\n",
+    ]
+    assert client.submit_array(["--", "sleep", "{}000"], array="7-9%1", name="h") == ("h-7", "h-8", "h-9")
+    for name, said in (("h", "there is an array 'h' already"), ("a", "there is a job 'a-0' already")):
+        assert said in run("submit", "--name", name, "--array", "0-5", "--", "true", code=2)[1]
+    assert "--at-once is for" in run("submit", "--at-once", "2", "--", "true", code=2)[1]
+    assert len(client.jobs()) == 11, "of an array of which one job is refused, none is submitted"
+    until(client, "h-7", lambda info: info.started)
+    whys = {job.id: job.why for job in client.jobs()}
+    assert whys["h-8"] == whys["h-9"] == "array h has 1 of 1 jobs at once, for h-7"
+    lines = [line.split() for line in run("ps")[0]]
+    assert [line[0] for line in lines] == ["JOB", "h", "a-0", "a-1", "a-2", "b", "g"]
+    assert lines[1][4:8] == ["0", "of", "3", "ended"]
+    assert [line.split()[0] for line in run("ps", "--expand")[0]][1:4] == ["h-7", "h-8", "h-9"]
+    shell.kill()
+    assert [line.split()[0] for line in run("ps")[0]] == ["JOB", "h", "a-0", "a-1", "a-2", "b", "g"]
+    shell("up", "--devices", "null:1", "--policy", "fifo", "--prestart", "0")
+    assert {job.id: job.why for job in client.jobs()}["h-9"] == "array h has 1 of 1 jobs at once, for h-7"
     shell("down")

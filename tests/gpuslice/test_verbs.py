@@ -17,9 +17,13 @@ from ..ranges import beyond, within
 SUBMIT = verbs.Submit(stem="a", argv=("true",), directory="/", environ={"A": "b"})
 
 
+ARRAY = verbs.SubmitArray(
+    stem="a", argv=("true", "{}"), directory="/", environ={"A": "b"}, grid={"lr": "1,2"}, at_once=1
+)
 REQUESTS = [
     SUBMIT,
-    verbs.Status(),
+    ARRAY,
+    verbs.Status(after=1, fold=True),
     verbs.Wait(job="a"),
     verbs.Admission(job="a"),
     verbs.Cancel(job="a"),
@@ -40,7 +44,13 @@ def test_requests_come_back(request_: verbs.Request) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [verbs.Accepted(job="a"), verbs.Failed(error="e", remedy="r", exit_code=2), verbs.Done()]
+    "answer",
+    [
+        verbs.Accepted(job="a"),
+        verbs.AcceptedArray(array="a", jobs=("a-0",)),
+        verbs.Failed(error="e", remedy="r", exit_code=2),
+        verbs.Done(),
+    ],
 )
 def test_answers_come_back(answer: verbs.Answer) -> None:
     assert verbs.decode_answer(verbs.encode(answer)) == answer

@@ -18,7 +18,7 @@ from gpuslice.cli import application, fast_parser, submit
 from gpuslice.cli.declare import parameters, with_options
 from gpuslice.client.job_options import from_command_line, from_file, job_options
 from gpuslice.errors import UsageError
-from gpuslice.job_request import JobRequest, Option
+from gpuslice.job_request import ArrayRequest, JobRequest, Option
 from gpuslice.types import Count, Seconds
 
 from ...ranges import _BY_NAME
@@ -58,6 +58,9 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
         "wait_for_node_s": SECONDS,
         "checkpoint_every": COUNTS,
         "route": st.sampled_from(["auto", "tensor", "vmm", "driver"]),
+        "array": st.sampled_from(["0-9", "3-3", "0-99%8"]),
+        "grid": st.dictionaries(st.sampled_from(["lr", "b"]), TEXT, min_size=1),
+        "at_once": COUNTS,
         "env": st.dictionaries(st.sampled_from(["LR", "B"]), TEXT, min_size=1),
     }
     fields = {name: draw(values) for name, values in sometimes.items() if draw(st.booleans())}
@@ -77,7 +80,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
 def written(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields as people write them: texts, True, or a table of texts, by key."""
     found: dict[str, Any] = {}
-    for key, option in job_options().items():
+    for key, option in job_options(ArrayRequest).items():
         name, most = option.field.name, option.option.most
         if name in fields:
             value = fields[name]
@@ -91,7 +94,7 @@ def words_of(values: dict[str, Any]) -> list[str]:
     """A command line of ``values``."""
     words = []
     for key, value in values.items():
-        flag = job_options()[key].flag
+        flag = job_options(ArrayRequest)[key].flag
         if value is True:
             words.append(flag)
         elif isinstance(value, dict):
@@ -105,7 +108,7 @@ def toml_of(values: dict[str, Any], typed: bool) -> str:
     """A file of ``values``: with numbers as numbers, or as texts where these are allowed."""
     lines, tables = [], []
     for key, value in values.items():
-        option = job_options()[key]
+        option = job_options(ArrayRequest)[key]
         if isinstance(value, dict):
             tables += [f"[{key}]", *(f'{name} = "{text}"' for name, text in value.items())]
         elif value is True:
@@ -122,27 +125,31 @@ def toml_of(values: dict[str, Any], typed: bool) -> str:
 def test_a_request_is_the_same_by_flags_by_a_file_by_keywords_and_on_the_wire(
     fields: dict[str, Any], typed: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    request = JobRequest(**fields)
+    request = ArrayRequest(**fields)
     taken = fast_parser.read(parameters(submit.command), words_of(written(fields)))
     assert taken is not None
-    assert JobRequest(**from_command_line(taken)) == request
+    assert ArrayRequest(**from_command_line(taken, ArrayRequest)) == request
     path = tmp_path_factory.getbasetemp() / "job.toml"
     path.write_text(toml_of(written(fields), typed), encoding="utf-8")
-    assert JobRequest(**from_file(path)[1]) == request
-    message = verbs.Submit(stem="x", argv=(), directory="/", environ={}, **fields)
+    assert ArrayRequest(**from_file(path, ArrayRequest)[1]) == request
+    message = verbs.SubmitArray(stem="x", argv=(), directory="/", environ={}, **fields)
     (sent,) = [verbs.decode_request(verbs.encode(message))]
-    assert isinstance(sent, verbs.Submit)
+    assert isinstance(sent, verbs.SubmitArray)
     assert {name: getattr(sent, name) for name in fields} == fields
 
 
 def test_every_field_can_be_set_in_every_way_but_two_that_only_programs_set() -> None:
-    by_option = {option.field.name for option in job_options().values()}
-    by_option |= {option.option.most for option in job_options().values() if option.option.most}
-    names = set(JobRequest.__struct_fields__)
+    by_option = {option.field.name for option in job_options(ArrayRequest).values()}
+    by_option |= {option.option.most for option in job_options(ArrayRequest).values() if option.option.most}
+    names = set(ArrayRequest.__struct_fields__)
     assert by_option == names - KEYWORDS_ONLY
-    assert {*inspect.signature(Client.submit).parameters} == names | {"self", "words"}
-    assert set(job_options()) | {"words", "file", "as_json", "state_dir"} == set(parameters(submit.command))
-    documented = inspect.getdoc(JobRequest) or ""
+    assert {*inspect.signature(Client.submit_array).parameters} == names | {"self", "words"}
+    own = set(JobRequest.__struct_fields__)
+    assert {*inspect.signature(Client.submit).parameters} == own | {"self", "words"}
+    assert set(job_options(ArrayRequest)) | {"words", "file", "as_json", "state_dir"} == set(
+        parameters(submit.command)
+    )
+    documented = f"{inspect.getdoc(JobRequest)}{inspect.getdoc(ArrayRequest)}"
     assert [name for name in names if name not in documented] == []
     assert names <= set(_BY_NAME)
 
@@ -150,7 +157,7 @@ def test_every_field_can_be_set_in_every_way_but_two_that_only_programs_set() ->
 def test_the_help_has_the_options_by_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert application.run({"submit": "gpuslice.cli.submit"}, ["submit", "--help"]) == 0
     shown = capsys.readouterr().out
-    for one in job_options().values():
+    for one in job_options(ArrayRequest).values():
         group = shown.partition(f"\n{one.option.group}:\n")[2].partition("\n\n")[0]
         assert f"\n  {one.flag} " in f"\n{group}", one.flag
 
@@ -255,4 +262,4 @@ def test_the_table_of_the_page_has_every_key() -> None:
         for row in re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
         for key in re.findall(r"`(\w+)`", row)
     }
-    assert keys == {"command", *job_options()}
+    assert keys == {"command", *job_options(ArrayRequest)}
