@@ -11,6 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -22,8 +23,9 @@ from gpuslice.types import MAX_BYTES, MAX_COUNT, MAX_SECONDS, Count, PathText, W
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", start=1)}
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?")
-_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)?")
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TIME_OF_DAY = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
 #: A boundary in a list of them; longer numbers are out of range anyway.
 _BOUNDARY = re.compile(r"\s*-?[0-9]{1,20}\s*")
@@ -230,6 +232,18 @@ def parse_duration(text: str) -> float:
     if seconds > MAX_SECONDS:
         raise ConfigError(f"{_short(text)} is too long a time", f"at most {MAX_SECONDS:.0f}s are possible")
     return seconds
+
+
+def parse_moment(text: str, now_unix_s: float) -> float:
+    """Return the Unix time of ``20:00``, the next such local time, or of ``2h``, so long from now."""
+    if (match := _TIME_OF_DAY.fullmatch(text.strip())) is None:
+        try:
+            return now_unix_s + parse_duration(text)
+        except ConfigError as error:
+            raise ConfigError(f"{_short(text)} is no moment", "write a local time as 20:00, or 2h") from error
+    now = datetime.fromtimestamp(now_unix_s)
+    then = now.replace(hour=int(match[1]), minute=int(match[2]), second=0, microsecond=0)
+    return (then if then > now else then + timedelta(days=1)).timestamp()
 
 
 def parse_size(text: str) -> int:

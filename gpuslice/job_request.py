@@ -16,12 +16,14 @@ from gpuslice.errors import UsageError
 from gpuslice.types import (
     ByteCount,
     Count,
+    Dependency,
     JobName,
     Label,
     OptionalRankCount,
     PathText,
     RankCount,
     Seconds,
+    UnixTime,
     VariableName,
     Weight,
     Word,
@@ -55,6 +57,7 @@ class Option(NamedTuple):
 
 _DEVICES = "Devices and memory"
 _TIMES = "Steps and times"
+_BEGIN = "When it may start"
 _SHARES = "Order and shares"
 _ENDS = "Failures and the end"
 _COMMAND = "The command"
@@ -92,6 +95,10 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         deadline. ``submit`` then waits for that decision (docs/submit.md, Deadlines).
     trial, trial_batches
         True to try that number of mini-batches ahead of every queue, so that a broken job fails early.
+    hold, begin_unix_s, after
+        What the job waits for before it is started: its owner's ``resume``, a moment in seconds since 1970
+        (0: none), and the ends of other jobs: ``a`` or ``a:ok`` (it succeeded), ``a:failed``, ``a:any``. If
+        the other job ends otherwise, this one is cancelled.
     max_restarts
         Number of restarts after failures that are not the user's (docs/recovery.md).
     boundary_timeout_s, on_boundary_timeout
@@ -164,6 +171,24 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         ),
     ] = False
     trial_batches: Annotated[Count, Option(_SHARES, "N", "Mini-batches of a trial.")] = 5
+    hold: Annotated[bool, Option(_BEGIN, "", "Do not start the job before `gpuslice resume`.")] = False
+    begin_unix_s: Annotated[
+        UnixTime,
+        Option(
+            _BEGIN,
+            "20:00",
+            "Do not start the job before this local time, or for so long (2h).",
+            name="begin",
+        ),
+    ] = 0.0
+    after: Annotated[
+        tuple[Dependency, ...],
+        Option(
+            _BEGIN,
+            "JOB[:ok|any|failed]",
+            "Start the job only when JOB has succeeded (ok), failed, or ended at all (any). Default: ok.",
+        ),
+    ] = ()
     max_restarts: Annotated[
         Count, Option(_ENDS, "R", "Restarts after failures that are not the script's fault.")
     ] = 0
@@ -213,6 +238,11 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise UsageError(
                 "without the number of its steps nobody can tell how long it takes, nor guarantee a deadline",
                 "state it: --steps N; or how long it takes: --duration 40m",
+            )
+        if self.guaranteed and (self.hold or self.begin_unix_s or self.after):
+            raise UsageError(
+                "--guaranteed cannot be decided for a job that is not to start yet",
+                "leave out --hold, --begin and --after, or --guaranteed",
             )
         least_bytes, most_bytes = self.device_memory_bytes, self.most_device_memory_bytes
         if most_bytes and not 0 < least_bytes <= most_bytes:

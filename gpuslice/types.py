@@ -31,12 +31,14 @@ _NAME_PATTERN = rf"\A{_NAME}\Z"
 #: No NUL, which ends the kernel's strings, and no lone surrogates, which Python reads for invalid UTF-8.
 _WORD_PATTERN = r"\A[^\x00\ud800-\udfff]*\Z"
 _VARIABLE_PATTERN = r"\A[^=\x00\ud800-\udfff]*\Z"
+_DEPENDENCY_PATTERN = rf"\A{_NAME}(:ok|:any|:failed)?\Z"
 _LABEL_PATTERN = r"\A[^=\x00-\x1f\x7f\ud800-\udfff]*\Z"
 _TEXT_PATTERN = r"\A[^\ud800-\udfff]*\Z"
 _ALPHABETS = {
     _NAME_PATTERN: "up to 64 letters, digits, '_', '.' or '-', the first a letter or digit",
     _WORD_PATTERN: "UTF-8 text without the character NUL",
     _VARIABLE_PATTERN: "UTF-8 text without '=' and the character NUL",
+    _DEPENDENCY_PATTERN: "a job's id, alone or with :ok, :any or :failed behind it",
     _LABEL_PATTERN: "UTF-8 text without '=' and control characters",
     _TEXT_PATTERN: "UTF-8 text",
 }
@@ -69,6 +71,8 @@ JobName = Annotated[str, Meta(pattern=_NAME_PATTERN)]
 Word = Annotated[str, Meta(pattern=_WORD_PATTERN)]
 PathText = Annotated[str, Meta(pattern=_WORD_PATTERN, max_length=4096)]
 VariableName = Annotated[str, Meta(pattern=_VARIABLE_PATTERN)]
+#: A job that another one follows, and how it must have ended: ``a``, ``a:ok``, ``a:any`` or ``a:failed``.
+Dependency = Annotated[str, Meta(pattern=_DEPENDENCY_PATTERN)]
 #: A tenant, a device, the stage of a switch.
 Label = Annotated[str, Meta(pattern=_LABEL_PATTERN, max_length=64)]
 Text = Annotated[str, Meta(pattern=_TEXT_PATTERN, max_length=MAX_TEXT)]

@@ -209,6 +209,8 @@ class JobInfo(Verb, frozen=True):
     copy_age_s: float | None = None
     state_arrived_bytes: int | None = None
     state_bytes: int | None = None
+    begin_unix_s: float | None = None
+    after: tuple[str, ...] = ()
 
     @property
     def ended(self) -> bool:

@@ -33,6 +33,7 @@ RANKS = Range((1, 2**16), (-1, 0, 2**16 + 1, 2**31, None))
 OPTIONAL_RANKS = Range((0, 2**16), (-1, 2**16 + 1, 2**31, None))
 PID = Range((0, 2**31 - 1), (-1, 2**31, None))
 SECONDS = Range((0.0, 0, 1e9), (-5e-324, -1.0, -inf, nextafter(1e9, inf), inf, nan, "1"))
+UNIX_TIME = Range((0.0, 0, 2e11), (-1.0, nextafter(2e11, inf), inf, nan, None, "1"))
 OPTIONAL_SECONDS = Range((None, *SECONDS.within), SECONDS.beyond)
 LOSS = Range((None, -1e300, 1e300), (-inf, -1.1e300, 1.1e300, inf, nan, "1"))
 WEIGHT = Range((1e-6, 1, 1e6), (-1.0, 0.0, nextafter(1e-6, 0.0), nextafter(1e6, inf), inf, nan, None))
@@ -41,6 +42,10 @@ NAME = Range(
     ("a", "a" * 64, "0-_."), ("", "a" * 65, "a/b", "..", "-a", "a\0", "a\n", "\na", "é", NOT_UTF8, 1, None)
 )
 OPTIONAL_NAME = Range((None, *NAME.within), tuple(value for value in NAME.beyond if value is not None))
+DEPENDENCIES = Range(
+    ((), ("a", "a:ok", "a:any", "a" * 64 + ":failed")),
+    (("a:",), ("a:never",), ("a b",), ("a:ok:ok",), (1,), "a", {"a": "ok"}),
+)
 WORDS = Range(
     ((), ("", "=\n", "é🙂")), (("\0",), ("a", "b\0c"), ("a", NOT_UTF8), (None,), ("a", 1), "a", {"a": "b"})
 )
@@ -74,6 +79,8 @@ _BY_NAME = {
     "at_once": COUNT,
     "fold": FLAG,
     "grid": VARIABLES,
+    "begin_unix_s": UNIX_TIME,
+    "hold": FLAG,
     "app": LABEL,
     "attempt": OPTIONAL_COUNT,
     "argv": WORDS,
@@ -142,7 +149,13 @@ _BY_NAME = {
     "world": COUNT,
     "world_size": RANKS,
 }
-_OF_KIND = {("migrate", "devices"): LABELS, ("submit", "route"): ROUTE, ("submit_array", "route"): ROUTE}
+_OF_KIND = {
+    ("migrate", "devices"): LABELS,
+    ("submit", "route"): ROUTE,
+    ("submit_array", "route"): ROUTE,
+    ("submit", "after"): DEPENDENCIES,
+    ("submit_array", "after"): DEPENDENCIES,
+}
 
 
 def within(message: msgspec.Struct) -> Iterator[bytes]:

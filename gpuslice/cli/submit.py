@@ -21,7 +21,8 @@ def declared(request: type[JobRequest]) -> dict[str, Any]:
     """Return how a command takes each option of ``request``: an annotation by key."""
     found = {}
     for key, one in job_options(request).items():
-        taken: Any = bool if one.is_switch else list[str] | None if one.is_table else str | None
+        repeated = one.is_table or one.is_list
+        taken: Any = bool if one.is_switch else list[str] | None if repeated else str | None
         option = Option(one.flag, metavar=one.option.metavar or None, help=one.help, group=one.option.group)
         found[key] = Annotated[taken, option]
     return found

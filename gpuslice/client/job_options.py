@@ -7,15 +7,16 @@ and the unit in its name. A wrong value is named as it was written: ``--max-step
 from __future__ import annotations
 
 import re
+import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import msgspec
 
-from gpuslice.config import parse_duration, parse_size
+from gpuslice.config import parse_duration, parse_moment, parse_size
 from gpuslice.errors import ConfigError, UsageError
 from gpuslice.job_request import JobRequest, Option
 from gpuslice.types import explain
@@ -44,6 +45,7 @@ def _whole(text: str) -> int:
 
 
 _SWITCH = Kind("true or false", (bool,), bool)
+_LIST = Kind("a list of texts", (list,), str)
 _TABLE = Kind("a table of texts", (dict,), str)
 _KINDS: dict[Any, Kind] = {
     "s": Kind("a time", (str, int, float), parse_duration),
@@ -53,6 +55,10 @@ _KINDS: dict[Any, Kind] = {
     float: Kind("a number", (int, float), float),
     str: Kind("a text", (str,), str),
     Mapping: _TABLE,
+    tuple: _LIST,
+    "unix_s": Kind(
+        "a local time as 20:00, or 2h", (str, int, float), lambda text: parse_moment(text, time.time())
+    ),
 }
 
 
@@ -73,6 +79,11 @@ class JobOption(NamedTuple):
     def is_switch(self) -> bool:
         """True if the option has no value on a command line."""
         return self.kind is _SWITCH
+
+    @property
+    def is_list(self) -> bool:
+        """True if the option is repeated, once for each value: ``--after a --after b``."""
+        return self.kind is _LIST
 
     @property
     def is_table(self) -> bool:
@@ -99,6 +110,8 @@ class JobOption(NamedTuple):
         """
         if self.is_switch:
             return {self.field.name: True}
+        if self.is_list:
+            return self._read_all(given, self.flag)
         if not self.is_table:
             return self._read(given, self.flag)
         settings = [setting.partition("=") for setting in given]
@@ -124,7 +137,21 @@ class JobOption(NamedTuple):
             for name, text in value.items():
                 if not isinstance(text, str):
                     raise _wrong(f"{where}.{name}", 'a text in "quotes"', text)
+        if isinstance(value, list):
+            for text in value:
+                if not isinstance(text, str):
+                    raise _wrong(where, self.kind.said, value)
+            return self._read_all(value, where)
         return {self.field.name: value} if isinstance(value, dict | bool) else self._read(str(value), where)
+
+    def _read_all(self, texts: Sequence[str], where: str) -> dict[str, Any]:
+        for text in texts:
+            try:
+                msgspec.convert([text], self.field.type)
+            except msgspec.ValidationError as error:
+                told = explain(error).partition(" ")[2]  # without the number of the value
+                raise UsageError(f"{where}: {text!r} {told}", _REMEDY) from None
+        return {self.field.name: tuple(texts)}
 
     def _read(self, text: str, where: str) -> dict[str, Any]:
         if not self.option.most:
@@ -153,8 +180,8 @@ def job_options(request: type[msgspec.Struct] = JobRequest) -> dict[str, JobOpti
     for field in msgspec.structs.fields(request):
         for option in get_args(field.type)[1:] if get_origin(field.type) is Annotated else ():
             if isinstance(option, Option):
-                stem, _, unit = field.name.rpartition("_")
-                key = option.name or (stem if unit in _KINDS else field.name)
+                unit = "unix_s" if field.name.endswith("_unix_s") else field.name.rpartition("_")[2]
+                key = option.name or (field.name.removesuffix(f"_{unit}") if unit in _KINDS else field.name)
                 options[key] = JobOption(field, key, _kind(field.type, unit), option)
     return options
 

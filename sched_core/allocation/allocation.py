@@ -28,6 +28,7 @@ from .planned_devices import PlannedDevices
 from .planning import Planning
 from .prestart import Prestart
 from .quotas import Quotas
+from .starts import Starts
 from .stays import Stays
 from .throughput import MeasuredThroughput
 from .trials import Trials
@@ -67,7 +68,7 @@ class Allocation:
         self.planned = PlannedDevices(state, view, self.waits)
         self.trials = Trials(state)
         self.prestart = Prestart(state, policy, self.quotas, self.waits, self.estimates)
-        self.deadlines = Deadlines(state)
+        self.deadlines, self.starts = Deadlines(state), Starts(state)
         placement = placement_of(policy)
         self.homes = Homes(state, placement)
         self.stays = Stays(
@@ -82,11 +83,12 @@ class Allocation:
         )
         self.planning = Planning(state, policy, view, self.eligibility, self.planned)
 
-    def enter(self, job: Gang) -> None:
+    def enter(self, job: Gang, now: float) -> None:
         """Take over ``job``, which has been submitted."""
         self._state.nodes.restrict(job)
         self.deadlines.add(job)
         self._state.reconcile_later(job)
+        self.starts.add(job, now)
 
     def learn(self, now: float) -> None:
         """Look at all that the life cycle of jobs has changed since the last call."""
@@ -105,6 +107,7 @@ class Allocation:
                 self.estimates.learn(job)
         if job.state.ended:
             self.deadlines.judge(job, now)
+            self.starts.look_at(job, now)
         if job.bound:
             self.bound_jobs.add(job)
         if job.command.not_for or job.closed:
@@ -209,7 +212,7 @@ class Allocation:
         """Return when a decision is due even if nothing happens; infinite if none is."""
         wake_s = self.planning.wake_s
         planned_s = inf if wake_s is None else wake_s
-        parts = (self.deadlines, self.trials, self.prestart, self.stays)
+        parts = (self.deadlines, self.starts, self.trials, self.prestart, self.stays)
         return min(planned_s, *(part.due_s() for part in parts))
 
     def _over_share(self, tenant: str, demand: int) -> bool:

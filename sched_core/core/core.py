@@ -193,6 +193,7 @@ class Core:
                     allocation.use_open_devices(now)
                 self._reconciliation.expire(now)
                 self._absences.expire(now)
+                allocation.starts.expire(now)
             case Computed():
                 state.plan_due |= allocation.planning.computations.take(event)
             case Measured():
@@ -244,7 +245,10 @@ class Core:
         for spec, program in found:
             job = jobs[spec.id] = Gang(spec, len(jobs), program)
             job.history.append((now, "submitted"))
-            self.allocation.enter(job)
+            if spec.hold:
+                owner_requests.hold(self.state, job, now)
+            job.book(now)
+            self.allocation.enter(job, now)
 
 
 def _kept(event: Event) -> list[Command]:

@@ -9,6 +9,7 @@ from gpuslice.config import format_size
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.allocation.allocation import Allocation
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.conditions import followed
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
 from gpuslice.sched_core.lifecycle import unfit_nodes
@@ -41,6 +42,13 @@ def check_submission(state: State, allocation: Allocation, spec: JobSpec) -> Non
             f"job {spec.id} wants its deadline guaranteed, which this policy never does",
             "leave out --guaranteed, or start the scheduler with --policy chronus",
         )
+    if unknown := [name for name in map(followed, spec.after) if name not in state.jobs]:
+        raise UsageError(
+            f"job {spec.id} is to start after job {unknown[0]}, and there is no such job",
+            "submit that one first; `gpuslice ps` lists what there is",
+        )
+    if spec.begin_unix_s and state.wall.ahead_s is None:
+        raise UsageError(f"job {spec.id} is to begin at a time of day, which is not known", "leave it out")
     quota = allocation.quotas.tenants.get(spec.tenant)
     if quota is not None and spec.ranks > quota.most:
         raise UsageError(
@@ -70,7 +78,7 @@ def apply(state: State, allocation: Allocation, job: Gang, event: OwnerRequest, 
         case Cancelled():
             _cancel(state, job, event, now)
         case Held():
-            _hold(state, job, now)
+            hold(state, job, now)
         case Released():
             _release(state, job, now)
         case Moved():
@@ -87,7 +95,14 @@ def _cancel(state: State, job: Gang, event: Cancelled, now: float) -> None:
         end(state, job, Trigger.CANCEL, event.reason, now)
 
 
-def _hold(state: State, job: Gang, now: float) -> None:
+def hold(state: State, job: Gang, now: float) -> None:
+    """Keep ``job`` off all devices until its owner releases it.
+
+    Raises
+    ------
+    IllegalTransitionError
+        If the job has ended, or is held already.
+    """
     if job.state.ended or job.held:
         raise job.illegal("suspend by its owner")
     job.held = True

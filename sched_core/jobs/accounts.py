@@ -25,7 +25,7 @@ class Activity(Enum):
     """The activities of a job that its time is divided into."""
 
     WAITS = "waits"  # it has no devices
-    HELD = "held"  # it has no devices, because its owner holds it
+    HELD = "held"  # it has no devices, because its owner holds it, or it may not start yet
     SWITCHES = "switches"  # it has devices, and not all of its ranks are on them
     SETS_UP = "sets up"  # its ranks are on its devices, and this training has not reached its first boundary
     TRAINS = "trains"  # it trains, or keeps its devices between two trainings
@@ -53,9 +53,9 @@ class AccountedJob(Job):
     stretch
         Its present activity, and since when.
     waited_s, held_s, switching_s, setup_s
-        Seconds up to the present stretch: without devices; without devices because its owner held it; on
-        devices while it came, left or ended; on devices before the first boundary of a training. With
-        ``executed_s`` they are its age.
+        Seconds up to the present stretch: without devices; likewise because its owner held it or it might not
+        start yet; on devices while it came, left or ended; on devices before the first boundary of a
+        training. With ``executed_s`` they are its age.
     """
 
     __slots__ = ("_training_setup_s", "held_s", "setup_s", "stretch", "switching_s", "waited_s")
@@ -146,11 +146,11 @@ class AccountedJob(Job):
         return self.progress_s + self._trained_s(now_s) * self.stretch.rate
 
     def without_devices_at(self, now_s: float) -> float:
-        """Return the seconds, up to ``now_s``, without devices though its owner did not hold it."""
+        """Return the seconds, up to ``now_s``, without devices though it might have had some."""
         return self.waited_s + self._spent_s(Activity.WAITS, now_s)
 
     def held_at(self, now_s: float) -> float:
-        """Return the seconds, up to ``now_s``, in which it had no devices because its owner held it."""
+        """Return the seconds, up to ``now_s``, in which its owner held it, or it might not start yet."""
         return self.held_s + self._spent_s(Activity.HELD, now_s)
 
     def switching_at(self, now_s: float) -> float:

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.wall_time import WallTime
 from gpuslice.types import DeviceName
 
 #: What is so near has come: the two clocks are compared with rounding.
@@ -60,12 +61,13 @@ class ClosedDevices:
     ----------
     devices
         The names of all devices.
+    wall
+        The time of day. It is written here alone.
     """
 
-    def __init__(self, devices: Sequence[DeviceName]) -> None:
+    def __init__(self, devices: Sequence[DeviceName], wall: WallTime) -> None:
         self._names = tuple(map(str, devices))
-        #: Unix time minus the time of the core's clock.
-        self._ahead_s = 0.0
+        self._wall = wall
         self._paused: dict[int, float] = {}
         self._drained: set[int] = set()
         self._reserved: dict[str, Reservation] = {}
@@ -104,7 +106,12 @@ class ClosedDevices:
 
     def tell_time(self, unix_s: float, now: float) -> None:
         """Note that it is ``unix_s`` when the core's clock is at ``now``."""
-        self._ahead_s = unix_s - now
+        self._wall.read(unix_s, now)
+
+    @property
+    def _ahead_s(self) -> float:
+        """Unix time minus the time of the core's clock; 0 as long as nothing needs that."""
+        return self._wall.ahead_s or 0.0
 
     def unix_s(self, now: float) -> float:
         """Return the Unix time at ``now``."""

@@ -12,6 +12,7 @@ from gpuslice.sched_core.job import JobSpec
 
 from .accounts import AccountedJob, Activity
 from .command import Command, Purpose
+from .conditions import Conditions
 from .facts import Asked, Entry, Lateness, Processes, Relocation, Switch, Verdict
 from .phase import state_of, write
 from .program import Program
@@ -50,6 +51,8 @@ class Gang(AccountedJob):
         Devices its owner wants it moved to, until that has been done; empty when none.
     held
         True if its owner keeps it from running. The policy does not see it then.
+    conditions
+        What it waits for before it may start.
     shown
         True if the policy may choose it.
     asked, entry, lateness
@@ -89,21 +92,11 @@ class Gang(AccountedJob):
     """
 
     __slots__ = (
-        *("asked", "attempt", "borrowed", "command", "deadline_missed", "entry", "fair_share_s", "finishing"),
-        *(
-            "fragmentation_s",
-            "given_up",
-            "held",
-            "history",
-            "home",
-            "last_lease",
-            "lateness",
-            "lease",
-            "lent",
-        ),
-        *("nodes", "not_before_s", "processes", "program", "ranks", "refusals", "relaunches", "relocation"),
-        *("requested_devices", "shown", "shut_out", "state_nodes", "step_time", "switch", "tried", "verdict"),
-        *("waits_since", "width", "world"),
+        *("asked", "attempt", "borrowed", "command", "conditions", "deadline_missed", "entry", "finishing"),
+        *("fair_share_s", "fragmentation_s", "given_up", "held", "history", "home", "last_lease", "lateness"),
+        *("lease", "lent", "nodes", "not_before_s", "processes", "program", "ranks", "refusals"),
+        *("relaunches", "relocation", "requested_devices", "shown", "shut_out", "state_nodes", "step_time"),
+        *("switch", "tried", "verdict", "waits_since", "width", "world"),
     )
 
     def __init__(self, spec: JobSpec, number: int, program: Program) -> None:
@@ -120,6 +113,7 @@ class Gang(AccountedJob):
         self.requested_devices: tuple[int, ...] = ()
         self.held = self.lent = self.shown = self.given_up = self.finishing = self.deadline_missed = False
         self.shut_out = False
+        self.conditions = Conditions(spec.begin_unix_s, spec.after)
         self.command, self.processes, self.relocation = Command(), Processes(), Relocation()
         self.asked, self.entry, self.lateness = Asked(), Entry(), Lateness()
         self.verdict, self.switch = Verdict(), Switch()
@@ -160,6 +154,11 @@ class Gang(AccountedJob):
     def processes_gone(self) -> bool:
         """True if the job has no process left that can touch a device."""
         return not self.command.launched or (self.command.exit_code is not None and not self.there())
+
+    @property
+    def over(self) -> bool:
+        """True if the job has ended for good, and none of its processes is left."""
+        return self.state.ended and self.processes_gone
 
     def may_have_begun(self, now: float) -> bool:
         """Return True if the job may have done something that another attempt would do again.
@@ -328,7 +327,7 @@ class Gang(AccountedJob):
         if self.state.ended:
             return Activity.ENDED
         if not self.lease or self.state in (JobState.QUEUED, JobState.SUSPENDED):
-            return Activity.HELD if self.held else Activity.WAITS
+            return Activity.HELD if self.held or self.conditions.unmet else Activity.WAITS
         if self.processes.stopped:
             return Activity.HELD if self.held else Activity.WAITS
         leaves = self.state is JobState.SUSPENDING and not self.present(RankPhase.PARKED, RankPhase.COMING)

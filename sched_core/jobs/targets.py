@@ -9,6 +9,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
+from .conditions import Conditions
 from .facts import Processes, Verdict
 
 Devices = tuple[int, ...]
@@ -21,6 +22,7 @@ class Claimed(Protocol):
     finishing: bool
     held: bool
     shut_out: bool
+    conditions: Conditions
     processes: Processes
     borrowed: Devices
     lent: bool
@@ -62,11 +64,13 @@ def _nowhere(job: Claimed) -> Devices:
     return ()
 
 
-#: Who may have devices, and which: the end, the owner, silent nodes, closed devices, trials, the policy.
+#: Who may have devices, and which. In this order: the end, the owner, the job's own time, silent nodes,
+#: closed devices, trials, the policy.
 CLAIMS = (
     Claim("it has ended", _has_ended, _nowhere, withdraws=True),
     Claim("it has made its steps", attrgetter("finishing"), _nowhere, withdraws=True),
     Claim("its owner holds it", attrgetter("held"), _nowhere, withdraws=True),
+    Claim("it may not start yet", attrgetter("conditions.unmet"), _nowhere, withdraws=True),
     Claim("its node is silent", attrgetter("processes.cut_off"), attrgetter("lease"), withdraws=True),
     Claim("its devices are closed", attrgetter("shut_out"), _nowhere, withdraws=True),
     Claim("it has no process", _has_no_process, _nowhere, withdraws=True),

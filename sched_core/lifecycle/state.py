@@ -14,6 +14,7 @@ from gpuslice.sched_core.jobs.closed_devices import ClosedDevices
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
 from gpuslice.sched_core.ledger import Ledger
+from gpuslice.sched_core.wall_time import WallTime
 from gpuslice.types import DeviceName
 from gpuslice.wire import Dismiss, Resume, Suspend, Withdraw
 
@@ -49,6 +50,8 @@ class State:
         For each device, the jobs whose processes may be using it, by id.
     jobs
         All jobs ever submitted, by id, in order of submission.
+    wall
+        The time of day.
     unreconciled
         The jobs that are not yet where they are to be, or have something to do within a time limit, by id.
     closed
@@ -68,7 +71,8 @@ class State:
     ) -> None:
         self.devices, self.nodes, self.ledger, self.switch_costs = devices, nodes, ledger, switch_costs
         self.device_memory_bytes = device_memory_bytes
-        self.closed = ClosedDevices(devices)
+        self.wall = WallTime()
+        self.closed = ClosedDevices(devices, self.wall)
         self.occupants: list[dict[str, Gang]] = [{} for _ in devices]
         self.jobs: dict[str, Gang] = {}
         self.unreconciled: dict[str, Gang] = {}

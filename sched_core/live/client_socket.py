@@ -133,19 +133,19 @@ class ClientSocket:
     @property
     def shut_down(self) -> bool:
         """True if the scheduler was told to leave and nothing is left of its jobs."""
-        return bool(self._awaiting_shutdown) and all(_over(job) for job in self._scheduler.core.jobs.values())
+        return bool(self._awaiting_shutdown) and all(job.over for job in self._scheduler.core.jobs.values())
 
     def notify(self) -> None:
         """Answer the clients whose requests to wait are fulfilled."""
         for name in list(self._awaiting_end):
             job = self._scheduler.core.jobs[name]
-            if _over(job):
+            if job.over:
                 ended = Ended(job=self._overview.job(job, self._scheduler.now()))
                 for requester in self._awaiting_end.pop(name):
                     self._send(requester, ended)
         for name in list(self._awaiting_guarantee):
             job = self._scheduler.core.jobs[name]
-            if job.guaranteed is not None or _over(job):
+            if job.guaranteed is not None or job.over:
                 for requester in self._awaiting_guarantee.pop(name):
                     self._send(requester, _admission(job))
 
@@ -328,10 +328,6 @@ class ClientSocket:
                 raise
             level = logging.DEBUG if error.errno == zmq.EHOSTUNREACH else logging.INFO
             _log.log(level, "an answer could not be sent: %s", error)
-
-
-def _over(job: Gang) -> bool:
-    return job.state.ended and job.processes_gone
 
 
 def _admission(job: Gang) -> Answer:

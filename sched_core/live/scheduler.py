@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,7 @@ from .rank_sessions import RankSessions
 from .rejections import Rejections
 from .slow_decisions import SlowDecisions
 from .throughput_meter import ThroughputMeter
+from .time_of_day import TimeOfDay
 
 #: The longest pause. poll() takes less than 2**31 milliseconds, which are 25 days.
 _PAUSE_AT_MOST_MS = 3_600_000
@@ -108,6 +110,8 @@ class Scheduler:
         Called likewise once the orders to ranks have been sent, so that no rank waits for it.
     remote
         The other nodes of the core's devices.
+    unix_s
+        Returns the time of day, in seconds since 1970.
 
     Attributes
     ----------
@@ -116,6 +120,8 @@ class Scheduler:
     restore_core
         Called when an event has failed in the midst of the core, before it was observed. It must make the
         core again what the events so far had made of it.
+    time_of_day
+        Tells the core the time of day, once something needs it.
     local
         The processes of jobs on this machine.
 
@@ -137,6 +143,7 @@ class Scheduler:
         observer: Observer = _ignore,
         late_observer: Observer = _ignore,
         remote: RemoteNodes | None = None,
+        unix_s: Callable[[], float] = time.time,
     ) -> None:
         self.core = core
         self._keep_jobs = keep_jobs
@@ -144,6 +151,7 @@ class Scheduler:
         self._observer = observer
         self._late_observer = late_observer
         self.restore_core: Callable[[], object] = lambda: None
+        self.time_of_day = TimeOfDay(core, self.now, self._occur, unix_s)
         self._meter = ThroughputMeter(core)
         self._rejections = Rejections()
         self._slow_decisions = SlowDecisions(core.allocation.planning.policy)
@@ -220,6 +228,8 @@ class Scheduler:
 
     def submit(self, spec: JobSpec, program: Program) -> None:
         """Accept a job. Its processes start when its turn is near, and train when its turn has come."""
+        if spec.begin_unix_s:
+            self.time_of_day.tell()
         self._handle(Submitted(spec, program))
 
     def submit_array(self, event: ArraySubmitted) -> None:
@@ -248,6 +258,7 @@ class Scheduler:
             for command in commands:
                 if isinstance(command, WakeAt):
                     self._wake_s = command.when_s
+        self.time_of_day.look()  # the machine may have been off
         self._processes.find_all()
         if (left := self.core.allocation.planning.computations.unanswered) is not None:
             self._perform(left)
@@ -283,6 +294,7 @@ class Scheduler:
         self.local.attend()
         if self._remote is not None:
             self._remote.attend()
+        self.time_of_day.look()
         now = self._clock.now()
         if self._wake_s is not None and now >= self._wake_s:
             self._wake_s = None
@@ -295,7 +307,7 @@ class Scheduler:
         """Return for how long the scheduler may sleep if nothing happens, in ms; None for ever."""
         now = self._clock.now()
         lost_s = None if self._remote is None else self._remote.next_deadline_s
-        moments = (ends_s, self._wake_s, self.local.next_deadline_s, lost_s)
+        moments = (ends_s, self._wake_s, self.local.next_deadline_s, lost_s, self.time_of_day.due_s())
         # Rounded up, or the last fraction of a millisecond would be spent polling without a pause.
         pauses_s = [max(0.0, when_s - now) for when_s in moments if when_s is not None]
         pauses_ms = [min(_PAUSE_AT_MOST_MS, int(pause_s * 1000.0) + 1) for pause_s in pauses_s]

@@ -173,6 +173,8 @@ class Overview:
             slowdown=None if slower is None else slower.mean,
             peak_bytes=job.peak_bytes or None,
             slowdown_interval=None if slower is None else (slower.low, slower.high),
+            begin_unix_s=job.conditions.begin_unix_s or None,
+            after=job.conditions.after,
             most_devices=job.spec.ranks if job.spec.elastic else None,
             array=job.spec.array or None,
         )

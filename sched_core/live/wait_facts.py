@@ -97,6 +97,10 @@ class Facts:
         The bytes of the state that is brought, 0: not known; and how many of them have arrived.
     stranded
         True if its state cannot be brought now.
+    begin_unix_s, begins_s
+        The moment before which it may not start, and in how many seconds that is; 0: it may.
+    after
+        The jobs whose end it waits for before it starts (``jobs.conditions``).
     lost_processes, lost
         Nodes that do not answer: those of its processes, and all.
     awaited, waits_s
@@ -127,6 +131,9 @@ class Facts:
     held: bool = False
     launched: bool = True
     exists: bool = True
+    begin_unix_s: float = 0.0
+    begins_s: float = 0.0
+    after: tuple[str, ...] = ()
     # processes
     retry_s: float = 0.0
     reason: str = ""

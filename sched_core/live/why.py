@@ -7,16 +7,19 @@ next. Each sentence begins with what is waited for, so that it can be cut at its
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from gpuslice.config import format_size
+from gpuslice.sched_core.jobs.conditions import described
 from gpuslice.sched_core.jobs.states import JobState
 
 from .wait_facts import Facts, Refusal, Use
 
 #: The most names that are said of a list.
 _MOST_NAMES = 3
+_DAY_S = 86400.0
 
 
 def why(facts: Facts) -> str | None:
@@ -83,6 +86,20 @@ def _held(facts: Facts) -> str | None:
     if not facts.held or facts.lease:
         return None
     return f"held by its owner (`gpuslice resume {facts.id}`)"
+
+
+def _begin(facts: Facts) -> str | None:
+    if not facts.begin_unix_s:
+        return None
+    then = time.localtime(facts.begin_unix_s)
+    shown = time.strftime("%H:%M" if facts.begins_s < _DAY_S else "%Y-%m-%d %H:%M", then)
+    return f"begins at {shown}, in {span(facts.begins_s)} (--begin)"
+
+
+def _after(facts: Facts) -> str | None:
+    if not facts.after:
+        return None
+    return f"waits until {listed(list(map(described, facts.after)))} (--after)"
 
 
 def _quota(facts: Facts) -> str | None:
@@ -290,7 +307,7 @@ def _not_chosen(facts: Facts) -> str | None:
 CASES: tuple[Callable[[Facts], str | None], ...] = (
     *(_ended, _node_lost, _relaunching, _relocating),
     *(_between, _coming, _leaving, _stays, _stuck, _unleased, _late, _sets_up),
-    *(_held, _retries, _quota, _stranded, _starting, _ending),
+    *(_held, _begin, _after, _retries, _quota, _stranded, _starting, _ending),
     *(_lent, _blocked, _trial, _policy_fails, _bound, _too_few, _share, _not_started, _taken, _not_chosen),
 )
 

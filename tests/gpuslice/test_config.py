@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,8 @@ def test_the_state_directory_is_the_option_the_variable_or_xdgs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("2s", 2.0), ("500ms", 0.5), ("1.5m", 90.0), ("2h", 7200.0), ("3", 3.0)]
+    ("text", "seconds"),
+    [("2s", 2.0), ("500ms", 0.5), ("1.5m", 90.0), ("2h", 7200.0), ("7d", 604800.0), ("3", 3.0)],
 )
 def test_durations(text: str, seconds: float) -> None:
     assert config.parse_duration(text) == seconds
@@ -126,6 +128,22 @@ def test_durations(text: str, seconds: float) -> None:
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a time"):
         config.parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "then"),
+    [("20:00", (2026, 3, 28, 20, 0)), ("9:30", (2026, 3, 29, 9, 30)), ("12:00", (2026, 3, 29, 12, 0))],
+)
+def test_a_local_time_is_the_next_such_moment(text: str, then: tuple[int, int, int, int, int]) -> None:
+    noon = datetime(2026, 3, 28, 12, 0).timestamp()
+    assert config.parse_moment(text, noon) == datetime(*then).timestamp()
+    assert config.parse_moment("90m", noon) == noon + 5400.0
+
+
+@pytest.mark.parametrize("text", ["24:00", "9:60", "noon", "9:5", "-2h"])
+def test_what_is_no_moment(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no moment"):
+        config.parse_moment(text, 0.0)
 
 
 @pytest.mark.parametrize("text", ["1" + "0" * 320, "300000h"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,6 +52,8 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
         "guaranteed": st.just(True),
         "trial": st.just(True),
         "trial_batches": COUNTS,
+        "hold": st.just(True),
+        "after": st.lists(st.sampled_from(["a", "b:ok", "c-1:any", "d:failed"]), min_size=1).map(tuple),
         "max_restarts": COUNTS,
         "boundary_timeout_s": SECONDS | st.just(0.0),
         "on_boundary_timeout": st.sampled_from(["leave", "kill"]),
@@ -84,7 +87,7 @@ def written(fields: dict[str, Any]) -> dict[str, Any]:
         name, most = option.field.name, option.option.most
         if name in fields:
             value = fields[name]
-            if not option.is_switch and not option.is_table:
+            if not option.is_switch and not option.is_table and not option.is_list:
                 value = "never" if name == "boundary_timeout_s" and not value else str(value)
             found[key] = f"{value}:{fields[most]}" if most in fields else value
     return found
@@ -97,6 +100,8 @@ def words_of(values: dict[str, Any]) -> list[str]:
         flag = job_options(ArrayRequest)[key].flag
         if value is True:
             words.append(flag)
+        elif isinstance(value, tuple):
+            words += [f"{flag}={text}" for text in value]
         elif isinstance(value, dict):
             words += [f"{flag}={name}={text}" for name, text in value.items()]
         else:
@@ -111,6 +116,8 @@ def toml_of(values: dict[str, Any], typed: bool) -> str:
         option = job_options(ArrayRequest)[key]
         if isinstance(value, dict):
             tables += [f"[{key}]", *(f'{name} = "{text}"' for name, text in value.items())]
+        elif isinstance(value, tuple):
+            lines.append(f"{key} = {list(value)!r}")
         elif value is True:
             lines.append(f"{key} = true")
         elif str not in option.kind.types or (typed and value.replace(".", "", 1).isdigit()):
@@ -136,6 +143,23 @@ def test_a_request_is_the_same_by_flags_by_a_file_by_keywords_and_on_the_wire(
     (sent,) = [verbs.decode_request(verbs.encode(message))]
     assert isinstance(sent, verbs.SubmitArray)
     assert {name: getattr(sent, name) for name in fields} == fields
+
+
+def test_a_moment_is_a_local_time_or_so_long_from_now(tmp_path: Path) -> None:
+    before = time.time()
+    (begins,) = from_command_line({"begin": "2h"}).values()
+    assert before + 7200.0 <= begins <= time.time() + 7200.0
+    path = tmp_path / "job.toml"
+    path.write_text('begin = "20:05"\n')
+    (begins,) = from_file(path)[1].values()
+    assert time.strftime("%H:%M:%S", time.localtime(begins)) == "20:05:00"
+    path.write_text('begin = "25:00"\n')
+    with pytest.raises(UsageError, match="line 1: begin: '25:00' is no moment"):
+        from_file(path)
+    with pytest.raises(UsageError, match="--after: 'a:never' has to be a job's id, alone or with :ok"):
+        from_command_line({"after": ["b", "a:never"]})
+    with pytest.raises(UsageError, match="--hold, --begin and --after, or --guaranteed"):
+        JobRequest(guaranteed=True, deadline_s=5.0, steps=5, after=("a",)).check()
 
 
 def test_every_field_can_be_set_in_every_way_but_two_that_only_programs_set() -> None:
@@ -165,7 +189,7 @@ def test_the_help_has_the_options_by_group(capsys: pytest.CaptureFixture[str]) -
 class WithOneMore(JobRequest, frozen=True, kw_only=True):
     """A request with a new option: the line that a new option is."""
 
-    time_limit_s: Annotated[Seconds, Option("Steps and times", "2h", "End it then.")] = 60.0
+    at_most_s: Annotated[Seconds, Option("Steps and times", "2h", "End it then.")] = 60.0
     stop_when_flat: Annotated[Count, Option("Steps and times", "N", "Stop without progress.")] = 0
 
 
@@ -179,19 +203,19 @@ def test_a_new_option_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command()(application._typed(command))
-    app(["--time-limit", "2m", "--stop-when-flat=3"], standalone_mode=False)
-    assert asked == [{"time_limit_s": 120.0, "stop_when_flat": 3}]
+    app(["--at-most", "2m", "--stop-when-flat=3"], standalone_mode=False)
+    assert asked == [{"at_most_s": 120.0, "stop_when_flat": 3}]
     app(["--help"], standalone_mode=False)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--time-limit 2h End it then. Default: 60s." in shown
+    assert "--at-most 2h End it then. Default: 60s." in shown
     path = tmp_path / "job.toml"
-    path.write_text('time_limit = "2m"\n')
-    assert from_file(path, WithOneMore) == ([], {"time_limit_s": 120.0})
+    path.write_text('at_most = "2m"\n')
+    assert from_file(path, WithOneMore) == ([], {"at_most_s": 120.0})
     path.write_text("\nstop_when_flat = -1\n")
     with pytest.raises(UsageError, match="line 2: stop_when_flat has to be a whole number >= 0"):
         from_file(path, WithOneMore)
-    message = msgspec.msgpack.encode(WithOneMore(time_limit_s=-1.0))
-    with pytest.raises(msgspec.ValidationError, match="time_limit_s"):
+    message = msgspec.msgpack.encode(WithOneMore(at_most_s=-1.0))
+    with pytest.raises(msgspec.ValidationError, match="at_most_s"):
         msgspec.msgpack.decode(message, type=WithOneMore)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -29,6 +30,7 @@ WAITS, ON = JobState.SUSPENDED, ("cuda:0",)
 LOST = (Lost("node b", 12.0),)
 TAKEN = (Use("cuda:0", ("a",)), Use("cuda:1", ("b",)))
 GIB = 1 << 30
+AT_S = 1_800_000_000.0
 
 
 def facts(state: JobState = WAITS, **values: object) -> Facts:
@@ -79,6 +81,21 @@ def facts(state: JobState = WAITS, **values: object) -> Facts:
             "retries",
             facts(JobState.QUEUED, launched=False, retry_s=4.0, reason="MemoryError"),
             "it is started again in 4.0 s; it failed: MemoryError",
+        ),
+        (
+            "begin",
+            facts(JobState.QUEUED, launched=False, begin_unix_s=AT_S, begins_s=3600.0),
+            f"begins at {time.strftime('%H:%M', time.localtime(AT_S))}, in 60 min (--begin)",
+        ),
+        (
+            "begin",
+            facts(JobState.QUEUED, launched=False, begin_unix_s=AT_S, begins_s=90000.0),
+            f"begins at {time.strftime('%Y-%m-%d %H:%M', time.localtime(AT_S))}, in 25.0 h (--begin)",
+        ),
+        (
+            "after",
+            facts(JobState.QUEUED, launched=False, after=("a", "b:failed", "c:any")),
+            "waits until a has succeeded, b has failed and c has ended (--after)",
         ),
         ("between", facts(idle=True), "between two trainings: no process of it trains (3.0 s so far)"),
         (
