@@ -93,6 +93,9 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     deadline_s, guaranteed
         Deadline in seconds from now (0: none), and True to refuse the job if the policy cannot guarantee the
         deadline. ``submit`` then waits for that decision (docs/submit.md, Deadlines).
+    time_limit_s
+        Time on its devices after which the job is told to end and has failed (0: no limit). Waiting, parked
+        and switching time does not count.
     trial, trial_batches
         True to try that number of mini-batches ahead of every queue, so that a broken job fails early.
     hold, begin_unix_s, after
@@ -160,6 +163,10 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = 0.0
     deadline_s: Annotated[
         Seconds, Option(_TIMES, "2h", "Time from now in which the job should be finished.")
+    ] = 0.0
+    time_limit_s: Annotated[
+        Seconds,
+        Option(_TIMES, "6h", "End the job as failed after so long on its devices. Waiting does not count."),
     ] = 0.0
     guaranteed: Annotated[
         bool, Option(_TIMES, "", "Refuse the job if chronus cannot guarantee its deadline.")

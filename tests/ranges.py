@@ -139,6 +139,7 @@ _BY_NAME = {
     "stuck": TEXT,
     "tenant": LABEL,
     "tensors": COUNT,
+    "time_limit_s": SECONDS,
     "trial": FLAG,
     "trial_batches": COUNT,
     "unleased": TEXT,

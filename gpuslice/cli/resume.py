@@ -14,5 +14,5 @@ def command(
     as_json: Json = False,
     state_dir: StateDir = None,
 ) -> int:
-    """Let jobs that `gpuslice suspend` has stopped have devices again."""
+    """Let jobs that are suspended, or were submitted held, have devices."""
     return client_commands.resume(Choice(jobs or (), every, mine), as_json=as_json, state_dir=state_dir)

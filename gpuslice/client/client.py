@@ -186,7 +186,7 @@ class Client:
         self._ask(verbs.Suspend(job=job), verbs.Done)
 
     def resume(self, job: str) -> None:
-        """Let a job have devices again that ``suspend`` has stopped."""
+        """Let a job have devices that ``suspend`` has stopped, or that was submitted with ``hold``."""
         self._ask(verbs.Resume(job=job), verbs.Done)
 
     def migrate(self, job: str, devices: Sequence[str]) -> Moving:

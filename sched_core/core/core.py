@@ -66,6 +66,7 @@ from gpuslice.wire import Progress
 
 from . import device_requests, owner_requests
 from .absences import Absences
+from .time_limits import TimeLimits
 
 #: A policy is asked at most so often at one moment, and then again so many seconds later. Without that,
 #: a policy that changes its answer each time would be asked for ever.
@@ -119,7 +120,7 @@ class Core:
         self._reconciliation = Reconciliation(
             self.state, self._processes, self.allocation.prestart.offer, self.allocation.throughput.rate
         )
-        self._absences = Absences(self.state)
+        self._absences, self._time_limits = Absences(self.state), TimeLimits(self.state)
         #: The last wake time that was ordered. None: there is none.
         self._wake_s: float | None = None
 
@@ -193,6 +194,7 @@ class Core:
                     allocation.use_open_devices(now)
                 self._reconciliation.expire(now)
                 self._absences.expire(now)
+                self._time_limits.expire(now)
                 allocation.starts.expire(now)
             case Computed():
                 state.plan_due |= allocation.planning.computations.take(event)
@@ -221,8 +223,8 @@ class Core:
     def _order_wake_time(self, now: float) -> None:
         """Order the next ``Woken``, if it is not the one that was ordered last."""
         again_s = now + ASK_AGAIN_S if self.state.plan_due else inf
-        ours_s = min(self._reconciliation.due_s(now), self._absences.due_s(), self.state.closed.due_s())
-        due_s = min(ours_s, self.allocation.due_s(), again_s)
+        parts = (self._absences, self._time_limits, self.state.closed, self.allocation)
+        due_s = min(self._reconciliation.due_s(now), again_s, *(part.due_s() for part in parts))
         wake_s = None if due_s == inf else due_s
         if wake_s != self._wake_s:
             self._wake_s = wake_s

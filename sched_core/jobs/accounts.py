@@ -129,6 +129,12 @@ class AccountedJob(Job):
         """Return True if the job's time counts as training at ``now``."""
         return self._counts_since_s <= now
 
+    def has_had_devices_s(self, seconds: float) -> float:
+        """Return when it will have been on its devices for ``seconds``; infinite while it is not on them."""
+        if self.stretch.activity not in (Activity.SETS_UP, Activity.TRAINS):
+            return inf
+        return self.stretch.since_s + seconds - (self.executed_s + self.setup_s)
+
     @property
     def setup_since_s(self) -> float | None:
         """When the set-up began, less its breaks; None while the job does not set up."""

@@ -30,6 +30,7 @@ class Kind(Enum):
     USER = "user"
     RESOURCE = "resource"
     INFRASTRUCTURE = "infrastructure"
+    TIME_LIMIT = "time_limit"  # nobody's: its owner limited its time
 
 
 class Failure(msgspec.Struct, frozen=True):

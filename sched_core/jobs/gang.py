@@ -14,6 +14,7 @@ from .accounts import AccountedJob, Activity
 from .command import Command, Purpose
 from .conditions import Conditions
 from .facts import Asked, Entry, Lateness, Processes, Relocation, Switch, Verdict
+from .failures import Kind
 from .phase import state_of, write
 from .program import Program
 from .rank import Rank, RankPhase
@@ -181,7 +182,7 @@ class Gang(AccountedJob):
         """True if the job failed and another attempt is allowed."""
         failed = self.state is JobState.FAILED and (self.tried or self.verdict.absence)
         left = self.failures < self.spec.max_restarts or self.may_grow or self.verdict.absence
-        return failed and not self.given_up and left
+        return failed and not self.given_up and left and self.verdict.blame is not Kind.TIME_LIMIT
 
     @property
     def failures(self) -> int:

@@ -42,7 +42,7 @@ def close(state: State, job: Gang, now: float) -> None:
     elif absence:
         helps = True
     else:
-        helps = failure.kind is not Kind.USER and job.failures < job.spec.max_restarts
+        helps = failure.kind not in (Kind.USER, Kind.TIME_LIMIT) and job.failures < job.spec.max_restarts
     if helps and job.may_restart:
         wait_s = min(BACK_OFF_S * 2 ** min(job.failures, _MOST_DOUBLINGS), MAX_BACK_OFF_S)
     details = {
@@ -111,6 +111,8 @@ def _judge(job: Gang) -> Failure:
     """
     if job.verdict.blame is None:
         return classify(job.command.exit_code or 0, job.command.said)
+    if job.verdict.blame is Kind.TIME_LIMIT:
+        return Failure(Kind.TIME_LIMIT, job.verdict.reason)
     found = verdict(job.command.said)
     if found is None or found.kind is Kind.INFRASTRUCTURE:
         return Failure(job.verdict.blame, job.verdict.reason)

@@ -234,6 +234,8 @@ class Scheduler:
 
     def submit_array(self, event: ArraySubmitted) -> None:
         """Accept all jobs of an array, or none."""
+        if event.spec.begin_unix_s:
+            self.time_of_day.tell()
         self._handle(event)
 
     def limit_prestart(self, jobs: int) -> None:

@@ -49,6 +49,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
         "max_steps": COUNTS,
         "expected_s": SECONDS,
         "deadline_s": SECONDS,
+        "time_limit_s": SECONDS,
         "guaranteed": st.just(True),
         "trial": st.just(True),
         "trial_batches": COUNTS,
