@@ -223,11 +223,11 @@ def lock_directory(environ: Mapping[str, str] | None = None) -> Path:
     return Path(environ.get(LOCK_DIR) or "/dev/shm")
 
 
-def parse_duration(text: str) -> float:
-    """Return the seconds in ``2s``, ``500ms``, ``1.5m``, ``2h`` or a plain number, above 0."""
+def parse_duration(text: str, *, may_be_zero: bool = False) -> float:
+    """Return the seconds in ``2s``, ``500ms``, ``1.5m``, ``2h`` or a plain number, above 0 as a rule."""
     match = _DURATION.fullmatch(text.strip())
-    seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
-    if seconds <= 0:
+    seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else -1.0
+    if seconds < 0 or (seconds == 0 and not may_be_zero):
         raise ConfigError(f"{_short(text)} is not a time", "write for instance 2s or 500ms")
     if seconds > MAX_SECONDS:
         raise ConfigError(f"{_short(text)} is too long a time", f"at most {MAX_SECONDS:.0f}s are possible")

@@ -217,7 +217,12 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = None
     wait_for_node_s: Annotated[
         Seconds | None,
-        Option(_ENDS, "10m", "Time to wait for a node that does not answer and has its state; else up's."),
+        Option(
+            _ENDS,
+            "10m",
+            "Time to wait for a node that does not answer and has its state, 0s: none; else up's.",
+            words={"0s": 0.0, "0": 0.0},
+        ),
     ] = None
     checkpoint_every: Annotated[
         Count | None,

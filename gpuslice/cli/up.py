@@ -115,7 +115,7 @@ def command(
     wait_for_node: Annotated[
         str,
         typer.Option(
-            metavar="10m", help="How long jobs wait for a node that is lost; submit --wait-for-node."
+            metavar="10m", help="How long jobs wait for a lost node, 0s: not at all; submit --wait-for-node."
         ),
     ] = f"{WAIT_FOR_NODE_S / 60:g}m",
     replicate_every: Annotated[
@@ -180,7 +180,8 @@ def command(
                 f"--switch-share {switch_share} is not a share of the time",
                 "give a number from 0 to below 1, such as 0.03",
             )
-        defaults = JobDefaults(config.parse_duration(grace), config.parse_duration(wait_for_node))
+        wait_for_node_s = config.parse_duration(wait_for_node, may_be_zero=True)
+        defaults = JobDefaults(config.parse_duration(grace), wait_for_node_s)
         quantum_s = None if quantum is None else config.parse_duration(quantum)
         options = scheduler_setup.options(
             policy, settings or [], quantum_s, pack=pack, defragment=defragment, placement=placement

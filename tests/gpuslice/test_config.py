@@ -124,6 +124,12 @@ def test_durations(text: str, seconds: float) -> None:
     assert config.parse_duration(text) == seconds
 
 
+def test_a_time_may_be_zero_where_that_means_something() -> None:
+    assert config.parse_duration("0s", may_be_zero=True) == 0.0
+    with pytest.raises(ConfigError, match="is not a time"):
+        config.parse_duration("soon", may_be_zero=True)
+
+
 @pytest.mark.parametrize("text", ["", "soon", "-1s", "0", "1 day", "²s"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a time"):

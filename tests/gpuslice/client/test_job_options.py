@@ -288,3 +288,8 @@ def test_the_table_of_the_page_has_every_key() -> None:
         for key in re.findall(r"`(\w+)`", row)
     }
     assert keys == {"command", *job_options(ArrayRequest)}
+
+
+def test_not_to_wait_for_a_node_is_a_time() -> None:
+    option = job_options()["wait_for_node"]
+    assert option.from_words("0s") == option.from_toml(0, "x.toml:1") == {"wait_for_node_s": 0.0}

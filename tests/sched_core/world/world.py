@@ -226,7 +226,9 @@ class World:
 
     def _release(self) -> None:
         """Have the owners release their jobs, again as long as that is impossible."""
-        for job in sorted(self._held) if self.scheduler is not None else ():
+        for job in sorted(self._held):
+            if self.scheduler is None:
+                break  # it may have died at the last request
             if self._now.outcome(job).ended or self._requested(Released(job)):
                 self._held.discard(job)
         if self._held:
