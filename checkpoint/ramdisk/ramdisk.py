@@ -284,6 +284,18 @@ class RamDisk:
                 self._clear(directory, wanted=True)
             return not of_use
 
+    def forget(self, jobs: Collection[str]) -> None:
+        """Remove all that dead processes of ``jobs`` left, which are of this RAM disk's scheduler."""
+        own = STORE.fullmatch(self.home("any", 0).name)
+        assert own is not None
+        for directory in self._stores():
+            found = STORE.fullmatch(directory.name)
+            if found is None or found["job"] not in jobs or found["scheduler"] != own["scheduler"]:
+                continue
+            with self._budget.lock():
+                if not (directory.exists() and store_info(directory, self.spilled).alive):
+                    self._clear(directory, wanted=False)
+
     def collect(self, *, everything: bool = False) -> list[StoreInfo]:
         """Remove what dead processes left, and return those stores. Stores of living ones are never touched.
 

@@ -22,6 +22,7 @@ from gpuslice.daemon.replicas import Replicas
 from gpuslice.daemon.scheduler_setup import Setup
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.memory import available_bytes
+from gpuslice.nodes.leftovers import Leftovers, forget
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.job import DEFAULTS, JobDefaults
 from gpuslice.sched_core.journal.journal import Journal
@@ -130,6 +131,7 @@ def serve(
             others.begin(warn, lambda note: scheduler.set_aside([note]))
             listeners.replicas = _replicas(scheduler, others, remote)
             others.keep()
+        listeners.leftovers = _leftovers(core, directory, setup, remote)
         _collect_ramdisk(setup)
         ready(socket)
         _defer_garbage_collection()
@@ -177,7 +179,7 @@ class _Listeners:
         The scheduler's.
     observer
         Keeps job histories, metrics and the log.
-    journal, client_socket, replicas
+    journal, client_socket, replicas, leftovers
         Set once they are there.
     """
 
@@ -187,6 +189,7 @@ class _Listeners:
         self.journal: Journal | None = None
         self.client_socket: ClientSocket | None = None
         self.replicas: Replicas | None = None
+        self.leftovers: Leftovers | None = None
 
     def record(self, event: Event, now: float, commands: Sequence[Command]) -> None:
         assert self.journal is not None
@@ -197,6 +200,9 @@ class _Listeners:
         self.observer.tell(event)
         if self.replicas is not None:
             self.replicas.see(event)
+        if self.leftovers is not None:
+            self.leftovers.see(event)
+            self.leftovers.tell()
         if self.client_socket is not None:
             self.client_socket.notify()
 
@@ -244,6 +250,14 @@ def _add_housekeeping(
         _collect_garbage,
     ):
         scheduler.housekeeping.add(task)
+
+
+def _leftovers(core: Core, directory: Path, setup: Setup, remote: RemoteNodes | None) -> Leftovers | None:
+    """Return the object that has snapshots of ended jobs removed; None if jobs have none."""
+    if all(device.kind == "null" for device in setup.devices):
+        return None
+    own = partial(forget, directory, spill_dir=setup.spill_dir)
+    return Leftovers(core, own, {} if remote is None else remote.nodes)
 
 
 def _replicas(scheduler: Scheduler, others: OtherNodes, remote: RemoteNodes | None) -> Replicas | None:

@@ -10,12 +10,14 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from gpuslice import config
 from gpuslice.errors import GpusliceError
+from gpuslice.nodes.leftovers import forget
 from gpuslice.nodes.plan import Config
 from gpuslice.sched_core.jobs.program import Program
 
@@ -55,6 +57,7 @@ def main(directory: Path, *, by_stdin: bool = False) -> None:
         environ=_environ(known),
         adapt=_adapted,
         serve=lambda channel: _serve(channel, known, directory),
+        forget=partial(forget, directory),
         facts=lambda: msgspec.json.encode(present.now()),
     ) as agent:
         if agent.run(receiving):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from .node_wire import (
     Ended,
     Find,
     FindPort,
+    Forget,
     FromNode,
     FromRank,
     Heard,
@@ -88,6 +89,8 @@ class NodeAgent:
         Returns a job's program as it is started on this node, and why it cannot be; empty if it can.
     serve
         Called with a channel, to start a process that sends or receives snapshots over it.
+    forget
+        Called with jobs whose snapshots are to be removed.
     facts
         Returns what this node has, for the scheduler to judge whether it can be used.
 
@@ -109,6 +112,7 @@ class NodeAgent:
         environ: Mapping[str, str] | None = None,
         adapt: Callable[[Program], tuple[Program, str]] = lambda program: (program, ""),
         serve: Callable[[str], object] = lambda channel: None,
+        forget: Callable[[Sequence[str]], object] = lambda jobs: None,
         facts: Callable[[], bytes] = bytes,
         clock: Clock | None = None,
     ) -> None:
@@ -121,6 +125,7 @@ class NodeAgent:
         self._adapt = adapt
         self._name = name
         self._serve = serve
+        self._forget = forget
         self._facts = facts
         self._clock = clock or MonotonicClock()
         self._scheduler = endpoint
@@ -238,6 +243,8 @@ class NodeAgent:
                 self._begin()
             elif isinstance(message, Serve):
                 self._serve(message.channel)
+            elif isinstance(message, Forget):
+                self._forget(message.jobs)
             elif isinstance(message, Heard):
                 self._lease.renew(message.beat, message.lost_after_s)
             else:
@@ -315,7 +322,7 @@ class _Session:
                 self.node.end(message.job, message.attempt, grace_s=message.grace_s)
             case Stored():
                 self._tails.stored(message.job, message.stream, message.end)
-            case Heard() | Rejoin() | Serve() | Leave():
+            case Heard() | Rejoin() | Serve() | Forget() | Leave():
                 raise AssertionError("that is not a session's to do")
 
     def _heard(self, connection: Connection, pid: int, frame: bytes) -> None:

@@ -113,6 +113,12 @@ class Serve(NodeMessage, tag="serve", frozen=True):
     channel: Word
 
 
+class Forget(NodeMessage, tag="forget", frozen=True):
+    """Order: remove the snapshots of these jobs, which will never go on."""
+
+    jobs: tuple[JobName, ...]
+
+
 class Leave(NodeMessage, tag="leave", frozen=True):
     """Order: end, and end all processes that still run on the node."""
 
@@ -178,7 +184,7 @@ class Beat(NodeMessage, tag="beat", frozen=True):
     facts: bytes = b""
 
 
-ToNode = Start | FindPort | Find | WatchRank | ToRank | End | Stored | Heard | Rejoin | Serve | Leave
+ToNode = Start | FindPort | Find | WatchRank | ToRank | End | Stored | Heard | Rejoin | Serve | Forget | Leave
 FromNode = Joined | FromRank | Ended | Missing | PortFound | Printed | Left | Beat
 
 _WHAT = "a message of a node"

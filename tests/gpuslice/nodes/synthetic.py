@@ -33,9 +33,10 @@ def take(
     *,
     spill: Path | None = None,
     tenant: Tenant = NOBODY,
+    scheduler: str = "",
 ) -> None:
     """Have a process that takes a snapshot of every rank at this boundary, and dies."""
-    disk = RamDisk(directory, spill_directory=spill, tenant=tenant)
+    disk = RamDisk(directory, spill_directory=spill, tenant=tenant, scheduler=scheduler)
     for rank, contents in enumerate(ranks):
         store = disk.open_store(job, rank, ranks=range(len(ranks)))
         specs = tuple(StorageSpec(len(one), "cpu", f"s{sid}") for sid, one in enumerate(contents))

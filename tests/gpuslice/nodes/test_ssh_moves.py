@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,10 @@ def test_a_job_goes_from_machine_to_machine_and_has_a_copy(
     assert (ended.state, ended.restarts) == ("succeeded", 0)
     assert shell("logs", job).strip() == undisturbed
     assert notes(shell, "replicated")[0]["to"] == "here"
+    ends_s = time.monotonic() + PATIENCE_S
+    while left := list(machines.ramdisks.glob(f"*/{job}@*")):
+        assert time.monotonic() < ends_s, left
+        time.sleep(0.05)
     shell("down")
     assert not list((shell.directory / "nodes").glob("bring-*"))
 
