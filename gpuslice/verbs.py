@@ -98,6 +98,13 @@ class Resume(Verb, tag="resume", frozen=True):
     job: JobName
 
 
+class Requeue(Verb, tag="requeue", frozen=True):
+    """A request for another attempt of a job that has ended, from its newest snapshot or ``fresh``."""
+
+    job: JobName
+    fresh: bool = False
+
+
 class Migrate(Verb, tag="migrate", frozen=True):
     """A request to run the job on ``devices`` (names in rank order), now or when its turn comes."""
 
@@ -356,6 +363,7 @@ Request = (
     | Cancel
     | Suspend
     | Resume
+    | Requeue
     | Migrate
     | Weight
     | Logs

@@ -78,6 +78,7 @@ _BY_NAME = {
     "array": WORD,
     "at_once": COUNT,
     "fold": FLAG,
+    "fresh": FLAG,
     "grid": VARIABLES,
     "begin_unix_s": UNIX_TIME,
     "hold": FLAG,

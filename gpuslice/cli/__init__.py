@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "cancel": "gpuslice.cli.cancel",
     "suspend": "gpuslice.cli.suspend",
     "resume": "gpuslice.cli.resume",
+    "requeue": "gpuslice.cli.requeue",
     "migrate": "gpuslice.cli.migrate",
     "ship": "gpuslice.cli.ship",
     "weight": "gpuslice.cli.weight",
@@ -54,7 +55,7 @@ COMMANDS: dict[str, str] = {
 _SCHEDULER = {"--connect": "GPUSLICE_CONNECT", "--curve-keys": "GPUSLICE_CURVE_KEYS"}
 #: The commands that such a scheduler answers, or that say that it cannot.
 _ASK_A_SCHEDULER = frozenset(
-    {"submit", "ps", "nodes", "show", "logs", "wait", "cancel", "suspend", "resume", "migrate"}
+    {"submit", "ps", "nodes", "show", "logs", "wait", "cancel", "suspend", "resume", "requeue", "migrate"}
 ) | {*("weight", "events", "top", "timeline", "down")}
 #: What a shell reports of a program that nobody reads any more (SIGPIPE).
 _NOBODY_READS = 141

@@ -288,6 +288,14 @@ def resume(choice: Choice, *, as_json: bool = False, state_dir: str | Path | Non
     return _each(choice, Client.resume, lambda job: job.held and not job.ended, as_json, state_dir)
 
 
+def requeue(
+    choice: Choice, *, fresh: bool = False, as_json: bool = False, state_dir: str | Path | None = None
+) -> int:
+    """Give jobs that have ended another attempt."""
+    ask = partial(Client.requeue, fresh=fresh)
+    return _each(choice, ask, lambda job: job.ended and job.why is None, as_json, state_dir)
+
+
 def _can_be_cancelled(job: JobInfo) -> bool:
     """Return True if ``job`` has not ended. One that failed may begin again while something is left of it."""
     return not job.ended or (job.state == "failed" and job.why is not None)

@@ -16,7 +16,7 @@ from .declare import Argument, Parameter, parameters
 
 #: Commands that need no parser, because all they take is declared by ``declare``.
 COMMANDS = frozenset(
-    {"run", "submit", "ps", "nodes", "show", "logs", "wait", "cancel", "suspend", "resume"}
+    {"run", "submit", "ps", "nodes", "show", "logs", "wait", "cancel", "suspend", "resume", "requeue"}
 ) | frozenset({"migrate", "weight", "events", "down", "smi"})
 
 

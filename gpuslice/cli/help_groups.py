@@ -21,7 +21,7 @@ GROUPS = (
     Group(
         "Share a box",
         "gpuslice up --devices cuda:0 && gpuslice submit train.py",
-        ("up", "submit", "wait", "cancel", "suspend", "resume", "migrate", "weight", "down"),
+        ("up", "submit", "wait", "cancel", "suspend", "resume", "requeue", "migrate", "weight", "down"),
     ),
     Group("Look", "gpuslice show train-1", ("ps", "nodes", "show", "top", "logs", "events", "timeline")),
     Group("Measure", "gpuslice profile train.py", ("profile", "skew", "colocate", "smi")),

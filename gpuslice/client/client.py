@@ -189,6 +189,10 @@ class Client:
         """Let a job have devices that ``suspend`` has stopped, or that was submitted with ``hold``."""
         self._ask(verbs.Resume(job=job), verbs.Done)
 
+    def requeue(self, job: str, *, fresh: bool = False) -> None:
+        """Give ``job``, which has ended, another attempt: from its newest snapshot, or ``fresh``."""
+        self._ask(verbs.Requeue(job=job, fresh=fresh), verbs.Done)
+
     def migrate(self, job: str, devices: Sequence[str]) -> Moving:
         """Suspend ``job`` and resume it on ``devices``, one for each rank. Return what is expected of that.
 

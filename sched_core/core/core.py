@@ -40,6 +40,7 @@ from gpuslice.sched_core.lifecycle.events import (
     RankGone,
     Released,
     Reported,
+    Requeued,
     Reserved,
     StateWaits,
     Submitted,
@@ -182,7 +183,7 @@ class Core:
                 launching.exited(state, state.known(event.job, event), event, now)
             case Brought() | StateWaits() | PortFound():
                 launching.take(state, state.known(event.job, event), event, now)
-            case Cancelled() | Held() | Released() | Moved() | Weighted():
+            case Cancelled() | Held() | Released() | Moved() | Weighted() | Requeued():
                 owner_requests.apply(state, allocation, state.known(event.job, event), event, now)
             case Paused() | Unpaused() | Drained() | Undrained() | Reserved() | Unreserved() | Clocked():
                 device_requests.apply(state, event, now)

@@ -1,4 +1,4 @@
-"""Requests of the owners of jobs: to submit, cancel, hold, release, move or weigh a job."""
+"""Requests of the owners of jobs: to submit, cancel, hold, release, move, weigh or requeue a job."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.conditions import followed
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
-from gpuslice.sched_core.lifecycle import unfit_nodes
-from gpuslice.sched_core.lifecycle.events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
-from gpuslice.sched_core.lifecycle.job_steps import end
+from gpuslice.sched_core.lifecycle import restarts, unfit_nodes
+from gpuslice.sched_core.lifecycle.events import (
+    Cancelled,
+    Held,
+    Moved,
+    OwnerRequest,
+    Released,
+    Requeued,
+    Weighted,
+)
+from gpuslice.sched_core.lifecycle.job_steps import end, lose_state
 from gpuslice.sched_core.lifecycle.state import State
 
 
@@ -65,7 +73,7 @@ def check_submission(state: State, allocation: Allocation, spec: JobSpec) -> Non
 
 
 def apply(state: State, allocation: Allocation, job: Gang, event: OwnerRequest, now: float) -> None:
-    """Carry out a request of the owner of ``job``: cancel, hold, release, move or weigh it.
+    """Carry out a request of the owner of ``job``: cancel, hold, release, move, weigh or requeue it.
 
     Raises
     ------
@@ -85,6 +93,8 @@ def apply(state: State, allocation: Allocation, job: Gang, event: OwnerRequest, 
             _move(state, allocation, job, event, now)
         case Weighted():
             _weigh(allocation, job, event, now)
+        case Requeued():
+            _requeue(state, job, now, fresh=event.fresh)
 
 
 def _cancel(state: State, job: Gang, event: Cancelled, now: float) -> None:
@@ -149,6 +159,21 @@ def _weigh(allocation: Allocation, job: Gang, event: Weighted, now: float) -> No
         raise UsageError(f"weight {event.weight} is not above 0", "give a positive number")
     job.history.append((now, f"weight {event.weight}"))
     allocation.reweigh(job, event.weight)
+
+
+def _requeue(state: State, job: Gang, now: float, *, fresh: bool) -> None:
+    if not job.state.ended:
+        raise UsageError(
+            f"job {job.id} has not ended, it is {job.state.value}",
+            f"end it first: `gpuslice cancel {job.id}`",
+        )
+    if not job.processes_gone:
+        raise UsageError(
+            f"processes of job {job.id} are still ending", f"try again after `gpuslice wait {job.id}`"
+        )
+    restarts.requeue(state, job, now, fresh=fresh)
+    if fresh:
+        lose_state(job)
 
 
 def _device(state: State, name: str) -> int:

@@ -63,6 +63,8 @@ class Command(msgspec.Struct):
         Why its processes were told to end last. None if they were not.
     at_once
         True if they were told to end without time to save.
+    anew
+        True if this attempt begins anew: the job's snapshots are removed before it is started.
     """
 
     stage: Stage = Stage.ABSENT
@@ -78,6 +80,7 @@ class Command(msgspec.Struct):
     not_begun: bool = False
     ending: Purpose | None = None
     at_once: bool = False
+    anew: bool = False
 
     @property
     def launched(self) -> bool:
@@ -154,4 +157,8 @@ class Command(msgspec.Struct):
         """Note that another attempt begins, whose command is not started yet."""
         self.go_on(Stage.ABSENT)
         self.said, self.port, self.ended_on, self.first_code = "", 0, (), 0
-        self.not_begun, self.ending, self.at_once = False, None, False
+        self.not_begun, self.ending, self.at_once, self.anew = False, None, False, False
+
+    def begin_anew(self) -> None:
+        """Note that this attempt goes on from no snapshot."""
+        self.anew = True

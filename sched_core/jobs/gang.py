@@ -365,6 +365,11 @@ class Gang(AccountedJob):
         self.not_before_s = when_s
         self.step_time = StepTime()
 
+    def pardon(self) -> None:
+        """Note that the owner wants the job again, whatever it did: it has all its restarts again."""
+        self.relaunches = self.attempt - self.command.misses
+        self.given_up = self.held = False
+
     def excuse(self) -> None:
         """Note that the job was started again for no failure of its own: no restart is spent on that."""
         self.relaunches += 1

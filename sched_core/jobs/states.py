@@ -81,6 +81,8 @@ TRANSITIONS: dict[tuple[JobState, Trigger], JobState] = {
     (_S.SUSPENDED, _T.RELAUNCH): _S.RELAUNCHING,
     (_S.QUEUED, _T.RELAUNCH): _S.RELAUNCHING,
     (_S.RELAUNCHING, _T.RETRY): _S.QUEUED,
+    (_S.SUCCEEDED, _T.RETRY): _S.QUEUED,  # because its owner wants it again
+    (_S.CANCELLED, _T.RETRY): _S.QUEUED,
 }
 
 LIVE = (

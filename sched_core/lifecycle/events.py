@@ -280,8 +280,18 @@ class Woken(msgspec.Struct, frozen=True, tag="woken"):
     """The moment of the last ``WakeAt`` has come."""
 
 
+class Requeued(msgspec.Struct, frozen=True, tag="requeued"):
+    """The owner's request for another attempt of a job that has ended.
+
+    It goes on from the job's newest snapshot, or, if ``fresh``, from the beginning.
+    """
+
+    job: JobName
+    fresh: bool = False
+
+
 #: The requests of a job's owner.
-OwnerRequest = Cancelled | Held | Released | Moved | Weighted
+OwnerRequest = Cancelled | Held | Released | Moved | Weighted | Requeued
 #: The requests that are about devices.
 DeviceRequest = Paused | Unpaused | Drained | Undrained | Reserved | Unreserved
 Event = (

@@ -63,6 +63,19 @@ def close(state: State, job: Gang, now: float) -> None:
         state.reconcile_later(job)
 
 
+def requeue(state: State, job: Gang, now: float, *, fresh: bool) -> None:
+    """Queue ``job``, which has ended and has no process left, for another attempt.
+
+    It goes on from its newest snapshot, or, if ``fresh``, from the beginning.
+    """
+    job.move(Trigger.RETRY, now)
+    job.begin_again(now)
+    job.pardon()
+    if fresh:
+        job.command.begin_anew()
+    state.reconcile_later(job)
+
+
 def end_to_relaunch(state: State, job: Gang, now: float) -> None:
     """Tell ``job`` to end, so that its command can be started for another number of devices.
 

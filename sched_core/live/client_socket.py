@@ -27,7 +27,15 @@ from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.journal.event_listing import history
 from gpuslice.sched_core.journal.journal import Journal, JournalError
-from gpuslice.sched_core.lifecycle.events import Cancelled, Held, Moved, OwnerRequest, Released, Weighted
+from gpuslice.sched_core.lifecycle.events import (
+    Cancelled,
+    Held,
+    Moved,
+    OwnerRequest,
+    Released,
+    Requeued,
+    Weighted,
+)
 from gpuslice.sched_core.nodes.curve import KeyAuthenticator, scheduler_keys
 from gpuslice.sched_core.nodes.endpoint import CLIENT_SOCKET, bind, bind_tcp, check_sender, receive
 from gpuslice.types import job_id, shortened
@@ -48,6 +56,7 @@ from gpuslice.verbs import (
     Moving,
     ReadLog,
     Request,
+    Requeue,
     Resume,
     Status,
     Submit,
@@ -214,6 +223,9 @@ class ClientSocket:
             case Resume():
                 self._known(request.job)
                 return self._changed(Released(request.job))
+            case Requeue():
+                self._known(request.job)
+                return self._changed(Requeued(request.job, request.fresh))
             case Migrate():
                 self._known(request.job)
                 return self._move(Moved(request.job, tuple(request.devices)))

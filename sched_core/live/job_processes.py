@@ -45,6 +45,7 @@ from gpuslice.sched_core.nodes.gang_commands import on_node
 from gpuslice.sched_core.nodes.lease import LEASED
 from gpuslice.sched_core.nodes.local_node import LocalNode
 from gpuslice.sched_core.nodes.node import Connection, Node, Reports, Sought
+from gpuslice.sched_core.nodes.processes import ANEW
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNode, RemoteNodes
 from gpuslice.sched_core.nodes.transfers import Transfers
 from gpuslice.types import MAX_COUNT, shortened
@@ -151,6 +152,8 @@ class JobProcesses:
             assert self._remote is not None
             host = self._remote.addresses[nodes[0]]
             program = on_node(program, nodes, node, host=host, port=job.command.port)
+        if job.command.anew:
+            environ[ANEW] = "1"
         if node:
             environ[LEASED] = "1"  # if the node is lost, it may be started elsewhere
         self._node(node).launch(job.id, program, environ, job.attempt)

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from msgspec.structs import replace
-
 from gpuslice.errors import UsageError
 from gpuslice.job_request import JobRequest
 from gpuslice.sched_core.job import DEFAULTS, JobDefaults, JobSpec
@@ -45,15 +43,25 @@ def check(request: Submit | SubmitArray, devices: Sequence[DeviceName]) -> None:
 
 
 def make_spec(
-    request: Submit | SubmitArray, name: str, now_s: float, defaults: JobDefaults = DEFAULTS
+    request: Submit | SubmitArray,
+    name: str,
+    now_s: float,
+    defaults: JobDefaults = DEFAULTS,
+    *,
+    places: int = 0,
 ) -> JobSpec:
-    """Return the job of ``request``, which was checked. ``defaults`` are for what it does not state."""
+    """Return the job of ``request``, which was checked.
+
+    ``defaults`` are for what it does not state. ``places`` is how many jobs of its array may have devices at
+    a time.
+    """
     asked: dict[str, Any] = {
         field: getattr(request, field)
         for field in JobRequest.__struct_fields__
         if field not in Program.__struct_fields__
     }
-    assigned = {
+    assigned: dict[str, Any] = {
+        "at_once": places,
         "steps": request.steps or request.max_steps,
         "grace_s": defaults.grace_s if request.grace_s is None else request.grace_s,
         "wait_for_node_s": (
@@ -98,7 +106,7 @@ def make_array(
         variables = {f"GPUSLICE_GRID_{key[1:-1].upper()}": value for key, value in values.items()}
         variables["GPUSLICE_ARRAY_INDEX"] = str(number)
         points.append(Point(job_id(f"{name}-{number}"), argv, variables))
-    spec = replace(make_spec(request, name, now_s, defaults), at_once=at_once)
+    spec = make_spec(request, name, now_s, defaults, places=at_once)
     program = Program(request.argv, request.directory, dict(request.environ or {}))
     return ArraySubmitted(spec, program, tuple(points))
 

@@ -29,6 +29,8 @@ from gpuslice.sched_core.lifecycle.events import Event, Exited, RankGone
 
 from . import exit_record, supervisor
 
+#: A variable of a job whose snapshots are to be removed before its command is started.
+ANEW = "GPUSLICE_BEGIN_ANEW"
 #: Time between SIGTERM and SIGKILL for processes without a grace of their own,
 #: and for those that the command has not asked to end within its grace.
 GRACE_S = 3.0
@@ -126,6 +128,9 @@ class Processes:
         OSError
             If it cannot be started.
         """
+        argv = program.argv
+        if ANEW in extra:
+            argv = (sys.executable, "-I", "-m", "gpuslice.training.begin_anew", *argv)
         self._forget_end(_Attempt(job, attempt))
         with (
             uninterrupted(),
@@ -138,7 +143,7 @@ class Processes:
             inherited = exit_record.create(self._record(job, attempt))
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", supervisor.__file__, str(inherited), *program.argv],
+                    [sys.executable, "-I", "-S", supervisor.__file__, str(inherited), *argv],
                     cwd=program.directory,
                     env={**program.environ, **extra},
                     stdin=subprocess.DEVNULL,

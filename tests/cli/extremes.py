@@ -93,6 +93,7 @@ def requests(job: str) -> list[verbs.Request]:
         verbs.Cancel(job="nobody"),
         verbs.Suspend(job=job),
         verbs.Resume(job=job),
+        verbs.Requeue(job=job, fresh=True),
         verbs.Migrate(job=job, devices=("null:0",)),
         verbs.Weight(job=job, weight=2.0),
         verbs.Logs(job=job),

@@ -49,6 +49,11 @@ def test_globs_choose_jobs_and_what_is_impossible_is_named(
     assert "no job is named" in run("cancel", code=2)[1]
     assert "not possible for any job" in run("cancel", "--all", code=2)[1]
     assert not (shell.directory / "logs" / "b.out").exists(), "b was started in the place of a-0"
+    assert run("requeue", "b", "--fresh") == ([], "")
+    ended = client.wait("b")
+    assert ended is not None
+    assert (ended.state, ended.restarts) == ("succeeded", 0)
+    assert "job b begins anew; removed: nothing" in client.read_log("b", err=True).decode()
     words = ["--", "bash", "-c", "echo {lr} {seed} {x} $GPUSLICE_GRID_LR $GPUSLICE_ARRAY_INDEX"]
     grid = ["--grid", "lr=0.1,0.01", "--grid", "seed=1,2", "--at-once", "1"]
     found, _ = run("submit", "--name", "g", *grid, *words)

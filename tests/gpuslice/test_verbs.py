@@ -29,6 +29,7 @@ REQUESTS = [
     verbs.Cancel(job="a"),
     verbs.Suspend(job="a"),
     verbs.Resume(job="a"),
+    verbs.Requeue(job="a", fresh=True),
     verbs.Migrate(job="a", devices=("cpu:1",)),
     verbs.Weight(job="a", weight=2.0),
     verbs.Logs(job="a"),

@@ -10,9 +10,20 @@ from gpuslice import wire
 from gpuslice.errors import IllegalTransitionError, UsageError
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.lifecycle.events import Cancelled, Moved, Submitted, Weighted
+from gpuslice.sched_core.lifecycle.events import (
+    Cancelled,
+    Exited,
+    Held,
+    Launch,
+    Moved,
+    RankGone,
+    Requeued,
+    Submitted,
+    Weighted,
+)
+from gpuslice.sched_core.policies.rr import RoundRobin
 
-from ..driver import PROGRAM, Driver, told
+from ..driver import PROGRAM, QUANTUM_S, Driver, picture, told
 
 
 def running(driver: Driver, *jobs: str) -> None:
@@ -145,3 +156,62 @@ def test_a_gang_is_not_starved_by_jobs_with_turns_of_several_slices() -> None:
             if gang.state is JobState.SUSPENDING:
                 driver.parked(job, gang.asked.stop_at)
     assert driver.state("g") is JobState.STARTING
+
+
+def ended(driver: Driver, job: str, code: int = 0) -> None:
+    driver.do(Exited(job, code))
+    for rank in driver.core.jobs[job].there():
+        driver.do(RankGone(job, rank.number))
+
+
+def test_a_job_that_has_ended_is_queued_again_and_has_all_its_restarts() -> None:
+    driver = Driver()
+    spec = JobSpec(id="a", submit_s=0.0, max_restarts=1)
+    driver.do(Submitted(spec, PROGRAM))
+    job = driver.core.jobs["a"]
+    for code in (0, -9, -9):  # it succeeds; it fails twice, of which one is made good
+        driver.hello("a")
+        driver.resumed("a")
+        driver.progress("a", 3)
+        ended(driver, "a", code)
+        if job.state is JobState.QUEUED:
+            driver.wake(100.0)
+        elif code == 0:
+            launches = [one for one in driver.do(Requeued("a")) if isinstance(one, Launch)]
+            assert [one.attempt for one in launches] == [1]
+            assert (job.state, job.failures, job.state_nodes) == (JobState.QUEUED, 0, (0,))
+    assert (job.state, job.failures) == (JobState.FAILED, 1)
+    driver.do(Requeued("a", fresh=True))
+    assert (job.failures, job.command.anew, job.state_nodes) == (0, True, ())
+    driver.hello("a")
+    driver.resumed("a")
+    driver.progress("a", 1)
+    assert job.lease
+    assert picture(driver.core) == picture(driver.replayed(RoundRobin(quantum_s=QUANTUM_S)))
+
+
+def test_a_held_job_that_was_cancelled_is_requeued_without_being_held() -> None:
+    driver = Driver()
+    driver.submit("a")
+    driver.do(Held("a"))
+    driver.do(Cancelled("a", "no"))
+    ended(driver, "a", -15)
+    driver.do(Requeued("a"))
+    assert not driver.core.jobs["a"].held
+    driver.hello("a")
+    assert driver.core.jobs["a"].lease
+
+
+def test_a_job_that_has_not_ended_or_still_has_processes_is_not_requeued() -> None:
+    driver = Driver()
+    driver.running_pair()
+    with pytest.raises(UsageError, match="job a has not ended, it is running") as error:
+        driver.do(Requeued("a"))
+    assert error.value.remedy == "end it first: `gpuslice cancel a`"
+    driver.do(Cancelled("a", "no"))
+    with pytest.raises(UsageError, match="processes of job a are still ending"):
+        driver.do(Requeued("a"))
+    ended(driver, "a", -15)
+    driver.do(Requeued("a"))
+    assert driver.state("a") is JobState.QUEUED
+    assert driver.core.jobs["b"].lease
