@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 from gpuslice.client.client import Client
 from gpuslice.verbs import SchedulerStatus
 
+from ..gpuslice.warm.process import Servers
 from ..patience import PATIENCE_S
 
 RANK = Path(__file__).parents[1] / "sched_core" / "rank.py"
@@ -27,20 +28,25 @@ class Shell:
     """Runs ``gpuslice`` commands against one state directory."""
 
     directory: Path
+    start: Callable[..., subprocess.Popen[str]] = subprocess.Popen
     clients: list[Client] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, *words: str, code: int = 0, deadline_s: float = PATIENCE_S) -> str:
-        done = subprocess.run(
+        with self.start(
             [sys.executable, "-m", "gpuslice", *words],
             env={**os.environ, **self.variables, "GPUSLICE_STATE_DIR": str(self.directory)},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=deadline_s,
-            check=False,
-        )
-        assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
-        return done.stdout if code == 0 else done.stderr
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=deadline_s)
+            except BaseException:
+                process.kill()
+                raise
+        assert process.returncode == code, (words, process.returncode, out, err)
+        return out if code == 0 else err
 
     def up(self, *words: str) -> None:
         self("up", "--devices", "null:1", "--quantum", "100ms", *words)
@@ -93,9 +99,9 @@ class Shell:
 
 
 @contextmanager
-def shell_in(directory: Path) -> Iterator[Shell]:
-    """A shell, and nothing left of what it started."""
-    found = Shell(directory)
+def shell_in(directory: Path, commands: Servers | None = None) -> Iterator[Shell]:
+    """A shell, and nothing left of what it started. ``commands`` spare it the imports of each command."""
+    found = Shell(directory, commands.start if commands else subprocess.Popen)
     try:
         yield found
     finally:
@@ -109,7 +115,14 @@ def shell_in(directory: Path) -> Iterator[Shell]:
                     process.kill()
 
 
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Fork Pythons that have gpuslice's command line."""
+    with Servers.shared(tmp_path_factory.getbasetemp(), "gpuslice") as found:
+        yield found
+
+
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    with shell_in(tmp_path / "s") as found:
+def shell(tmp_path: Path, commands: Servers) -> Iterator[Shell]:
+    with shell_in(tmp_path / "s", commands) as found:
         yield found

@@ -118,11 +118,9 @@ def quick_workshop(tmp_path: Path) -> Workshop:
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Shared by all workers of pytest-xdist, whose base directories are beside each other."""
-    base = tmp_path_factory.getbasetemp()
-    found = Servers(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
-    yield found
-    found.close()
+    """Fork Pythons that have torch."""
+    with Servers.shared(tmp_path_factory.getbasetemp(), "torch") as found:
+        yield found
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Processes that have torch the moment they begin: forks of a Python that has imported it."""
+"""Processes that have torch, or gpuslice's commands, the moment they begin: forks of a Python with them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,43 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 SERVER = Path(__file__).with_name("server.py")
-#: Seeds of ``hash``. Of two processes that begin one after the other each has its own, as ever.
-SEEDS = ("1", "2")
+#: What a server imports, and its seeds of ``hash``. Of two trainings that begin one after the other each has
+#: its own, as ever.
+SEEDS = {"torch": ("1", "2"), "gpuslice": ("1",)}
+#: Length of a variable in whose place the forks have theirs, where other processes read them.
+ROOM_BYTES = 1 << 15
 
 
 class Servers:
     """One for each seed, which all that have the same directory share.
 
     Whoever needs it first starts it; it ends when all have closed their connections.
+
+    Parameters
+    ----------
+    what
+        A key of `SEEDS`: torch for scripts, or gpuslice for commands that run no script themselves.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, what: str) -> None:
         self._directory = directory
-        self._turns = itertools.cycle(SEEDS)
+        self._what = what
+        self._turns = itertools.cycle(SEEDS[what])
         self._started: dict[str, socket.socket] = {}
+
+    @classmethod
+    @contextmanager
+    def shared(cls, base: Path, what: str) -> Iterator[Servers]:
+        """Those of all workers of pytest-xdist, whose base directories are beside each other."""
+        found = cls(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base, what)
+        yield found
+        found.close()
 
     def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """``subprocess.Popen`` for a command of this Python: a script, or ``-m`` and a module."""
@@ -42,7 +60,7 @@ class Servers:
 
     def _connection(self, seed: str) -> socket.socket:
         ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        lock = self._directory / f"warm-server-{seed}.lock"
+        lock = self._directory / f"warm-{self._what}-{seed}.lock"
         # Not a path, which may be too long.
         address = "\0gpuslice-" + hashlib.sha256(os.fsencode(lock)).hexdigest()[:32]
         with lock.open("w") as file:
@@ -50,7 +68,7 @@ class Servers:
             try:
                 ours.connect(address)
             except ConnectionRefusedError:
-                _start_server(seed, address, lock)
+                _start_server(self._what, seed, address, lock)
                 ours.connect(address)
         return ours
 
@@ -60,13 +78,13 @@ class Servers:
             server.close()
 
 
-def _start_server(seed: str, address: str, lock: Path) -> None:
+def _start_server(what: str, seed: str, address: str, lock: Path) -> None:
     """Start one that listens, and wait until it has imported all."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": seed}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": seed, "ROOM": "-" * ROOM_BYTES}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
         listener.listen()
-        command = [sys.executable, "-P", str(SERVER), str(listener.fileno()), str(lock)]
+        command = [sys.executable, "-P", str(SERVER), what, str(listener.fileno()), str(lock)]
         subprocess.run(command, env=environ, pass_fds=[listener.fileno()], check=True)
 
 

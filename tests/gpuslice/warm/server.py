@@ -1,13 +1,17 @@
-"""A Python that has imported torch already; asked for a command, it forks and becomes that.
+"""A Python that has imported torch, or gpuslice's commands; asked for a command, it forks and becomes that.
 
-Run with the descriptor of a listening socket, to which `process.py` connects and sends orders, and the name
-of a file that is locked while somebody connects. Importing torch, and what it imports when an optimizer is
-made, takes seconds; most scripts of the tests take a fraction of one. What a fork runs sees nothing of it:
-the modules are taken out of ``sys.modules`` and come back when they are imported, so whoever waits for
-``import torch`` is told in time.
+Run with ``torch`` or ``gpuslice``, the descriptor of a listening socket, to which `process.py` connects and
+sends orders, and the name of a file that is locked while somebody connects.
+
+``torch``: importing torch, and what it imports when an optimizer is made, takes seconds; most scripts of the
+tests take a fraction of one. What a fork runs sees nothing of it: the modules are taken out of
+``sys.modules`` and come back when they are imported, so whoever waits for ``import torch`` is told in time.
+
+``gpuslice``: a command and the scheduler import for longer than they work for a test. Their modules stay. A
+scheduler that ``gpuslice up`` starts in the background is a fork, too.
 
 Not as in a Python of its own are the frames below a script in a traceback, the interpreter's options, the
-seed of ``hash``, which all forks of one server share, and that torch is not taken apart after the last exit
+seed of ``hash``, which all forks of one server share, and that nothing is taken apart after the last exit
 handler.
 """
 
@@ -17,34 +21,38 @@ import atexit
 import builtins
 import ctypes
 import fcntl
-import gc
 import importlib
 import json
 import os
+import pkgutil
 import random
 import runpy
 import selectors
 import site
 import socket
+import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 MAX_ORDER_BYTES = 1 << 17
 
 
 class Order(NamedTuple):
-    """A command, and where it runs."""
+    """A command, where it runs, and the descriptors that it gets besides the standard streams."""
 
     command: list[str]
     directory: str
     environ: dict[str, str]
+    descriptors: Sequence[int] = ()
 
 
 class Executed(BaseException):
-    """Somebody has called ``os.execvpe``: with this order."""
+    """Somebody has called ``os.execvpe``, or has forked: with this order."""
 
 
 class Shelf:
@@ -177,6 +185,55 @@ class Forks:
                 os._exit(0)
 
 
+class Background:
+    """What ``gpuslice.daemon.background_start`` knows as ``subprocess``: a fork instead of another Python."""
+
+    DEVNULL = subprocess.DEVNULL
+
+    class Popen:
+        """In the fork, raise `Executed`; in its parent, be the process."""
+
+        def __init__(
+            self,
+            command: list[str],
+            *,
+            stdout: IO[bytes],
+            stderr: IO[bytes],
+            pass_fds: list[int],
+            **_: object,
+        ) -> None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self.pid = os.fork()
+            if self.pid:
+                return
+            os.setsid()
+            streams = os.open(os.devnull, os.O_RDONLY), stdout.fileno(), stderr.fileno()
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+            raise Executed(Order(command, os.getcwd(), dict(os.environ), pass_fds))
+
+        def wait(self) -> int:
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def import_commands() -> None:
+    """Import what commands and the scheduler do, all but what runs scripts."""
+    for package in ("gpuslice.cli", "gpuslice.daemon"):
+        for found in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+            importlib.import_module(found.name)
+    assert "torch" not in sys.modules
+    vars(sys.modules["gpuslice.daemon.background_start"])["subprocess"] = Background
+
+
+def show(order: Order) -> None:
+    """Let other processes read the order's variables in /proc, in place of ROOM and those that were here."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = map(int, fields[47:49])  # proc(5): env_start, env_end
+    lines = b"".join(os.fsencode(f"{name}={value}\0") for name, value in order.environ.items())
+    ctypes.memmove(begin, lines.ljust(end - begin, b"\0")[: end - begin], end - begin)
+
+
 def execute(file: str, command: list[str], environ: dict[str, str]) -> None:
     """In place of ``os.execvpe``."""
     assert file == sys.executable, "only another Python can be executed here"
@@ -188,6 +245,7 @@ def run(order: Order, path: list[str]) -> None:
     os.chdir(order.directory)
     os.environ.clear()
     os.environ.update(order.environ)
+    show(order)
     sys.orig_argv[:] = order.command
     sys.path[:] = [*filter(None, order.environ.get("PYTHONPATH", "").split(os.pathsep)), *path]
     importlib.invalidate_caches()
@@ -209,46 +267,96 @@ def run(order: Order, path: list[str]) -> None:
     exec(code, vars(main))  # noqa: S102 - as Python does with a script
 
 
-def leave(shelves: list[Shelf]) -> None:
-    """The last exit handler: taking all these modules apart would take longer than most scripts."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(shelves))
-    gc.freeze()
-    for shelf in shelves:
-        shelf.hide()
+def close_others(kept: Sequence[int]) -> None:
+    """Close all descriptors but the standard streams and ``kept``, as the start of a program does."""
+    first = 3
+    for descriptor in (*sorted(kept), 1 << 16):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+
+
+class Exit:
+    """The end of a fork after its last exit handler, without what Python does then.
+
+    Taking all these modules apart takes longer than most scripts.
+
+    Attributes
+    ----------
+    status
+        The exit code, once it is known; None if Python is to end in its own way, as after an exception: a
+        hook for it may still choose another exit code.
+    """
+
+    status: int | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.status = 0
+        elif isinstance(error, SystemExit):
+            code = error.code
+            self.status = (code or 0) & 0xFF if isinstance(code, int | None) else 1
+
+    def leave(self) -> None:
+        """End here. If something cannot be written, that is Python's to say."""
+        if self.status is None:
+            return
+        with suppress(OSError, ValueError):
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()
+            library = ctypes.PyDLL(None)
+            library.fflush(None)
+            # exit() would unload all libraries, which takes long. The simulation's then make their account.
+            (library.exit if "CUDASIM_LIBRARIES" in os.environ else os._exit)(self.status)
 
 
 def main() -> None:
     """Serve, and be what was ordered."""
-    listener = socket.socket(fileno=int(sys.argv[1]))
+    what, listening, lock = sys.argv[1:]
+    listener = socket.socket(fileno=int(listening))
     # A fork that is to begin like the other Pythons of the tests finds it anew.
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder.__module__ != "sitecustomize"]
     own = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     path = [entry for entry in sys.path if entry not in own]
     shelves: list[Shelf] = []
-    atexit.register(leave, shelves)  # before torch registers any
-    shelves += [Shelf("torch"), Shelf("torch._dynamo")]
+    end = Exit()
+    atexit.register(end.leave)  # before torch registers any
+    if what == "torch":
+        shelves += [Shelf("torch"), Shelf("torch._dynamo")]
+    else:
+        import_commands()
     if os.fork():
         os._exit(0)  # a child of the tests' own would be in the way of those that look for children
-    forks = Forks(listener, sys.argv[2])
+    forks = Forks(listener, lock)
     order, streams = forks.serve()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     forks.leave()
-    os.closerange(3, 1 << 16)
-    for generator in (random, sys.modules["numpy"].random, sys.modules["torch"].default_generator):
+    close_others(())
+    generators: list[Any] = [random]
+    if shelves:
+        generators += [sys.modules["numpy"].random, sys.modules["torch"].default_generator]
+    for generator in generators:
         generator.seed()
     for shelf in shelves:
         shelf.hide()
     os.execvpe = execute  # type: ignore[assignment]
-    try:
+    with end:
+        try:
+            run(order, path)
+        except Executed as executed:
+            order = executed.args[0]
+        else:
+            return
+        if shelves:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "gpuslice"]:
+                del sys.modules[name]
+        else:
+            close_others(order.descriptors)
         run(order, path)
-    except Executed as executed:
-        order = executed.args[0]
-    else:
-        return
-    for name in [name for name in sys.modules if name.partition(".")[0] == "gpuslice"]:
-        del sys.modules[name]
-    run(order, path)
 
 
 if __name__ == "__main__":
