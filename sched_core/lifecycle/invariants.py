@@ -15,6 +15,7 @@ _WHOLE = {
     JobState.SUSPENDED: {RankPhase.PARKED},
     JobState.RUNNING: {RankPhase.ON},
 }
+_ANY = set(RankPhase)
 
 
 def check(state: State) -> None:
@@ -25,7 +26,10 @@ def check(state: State) -> None:
     InvariantError
         For the first invariant that is broken. The message names the job or the device.
     """
-    for device, occupants in zip(state.devices, state.occupants, strict=True):
+    held: dict[str, tuple[int, ...]] = {}
+    for number, (device, occupants) in enumerate(zip(state.devices, state.occupants, strict=True)):
+        for name in occupants:
+            held[name] = (*held.get(name, ()), number)
         # A job that is told to leave has no entry in the ledger; jobs that shared its device still have.
         # So has one whose node is silent: nobody else can have its devices.
         staying = [job for job in occupants.values() if job.lease == job.wanted and not _is_aside(job)]
@@ -35,11 +39,11 @@ def check(state: State) -> None:
         if state.device_memory_bytes and asked > state.device_memory_bytes:
             raise InvariantError(f"jobs on {device} ask for {asked} bytes of {state.device_memory_bytes}")
     for job in state.jobs.values():
-        _check_job(state, job)
+        _check_job(state, job, held.get(job.id, ()))
 
 
-def _check_job(state: State, job: Gang) -> None:
-    held = tuple(device for device, occupants in enumerate(state.occupants) if job.id in occupants)
+def _check_job(state: State, job: Gang, held: tuple[int, ...]) -> None:
+    found = job.state
     if held != tuple(sorted(job.lease)):
         raise InvariantError(f"job {job.id} has a lease on {job.lease} but holds {held}")
     nodes = state.nodes.of(job.lease)
@@ -47,24 +51,25 @@ def _check_job(state: State, job: Gang) -> None:
         raise InvariantError(f"elastic job {job.id} holds {held}, on several nodes")
     if nodes != job.nodes[: len(job.lease)]:
         raise InvariantError(f"job {job.id} holds {held} and has its processes on nodes {job.nodes}")
-    either = job.state.ended or job.state is JobState.RELAUNCHING
-    if not either and bool(job.lease) != (job.state in HOLDING):
-        raise InvariantError(f"job {job.id} is {job.state.value} and holds {held}")
-    if job.processes_gone and (held or (job.command.launched and not job.state.ended)):
-        raise InvariantError(f"job {job.id} has no process left, is {job.state.value} and holds {held}")
+    either = found.ended or found is JobState.RELAUNCHING
+    if not either and bool(job.lease) != (found in HOLDING):
+        raise InvariantError(f"job {job.id} is {found.value} and holds {held}")
+    if job.processes_gone and (held or (job.command.launched and not found.ended)):
+        raise InvariantError(f"job {job.id} has no process left, is {found.value} and holds {held}")
     phases = {rank.phase for rank in job.training()}
     gathers = job.processes.idle_since_s is not None  # the next processes, of which some may be there
-    allowed = {RankPhase.PARKED} if gathers else _WHOLE.get(job.state, set(RankPhase))
+    allowed = {RankPhase.PARKED} if gathers else _WHOLE.get(found, _ANY)
     if not phases <= allowed:
         names = sorted(phase.value for phase in phases)
-        raise InvariantError(f"job {job.id} is {job.state.value} but its ranks are {names}")
-    if job.state is JobState.SUSPENDED and len({rank.boundary for rank in job.training()}) > 1:
+        raise InvariantError(f"job {job.id} is {found.value} but its ranks are {names}")
+    if found is JobState.SUSPENDED and len({rank.boundary for rank in job.training()}) > 1:
         raise InvariantError(f"the ranks of job {job.id} are parked at different boundaries")
-    if not job.state.ended and not job.processes.cut_off and not job.may_have(job.wanted):
+    aside = found.ended or job.processes.cut_off
+    if not aside and not job.may_have(job.wanted):
         raise InvariantError(
             f"job {job.id} is wanted on {job.wanted}, of which {job.closed} are closed to it"
         )
-    for device in job.wanted if not _is_aside(job) and not job.borrowed else ():
+    for device in job.wanted if not aside and not job.borrowed else ():
         if job not in state.ledger.holders(device):
             raise InvariantError(f"job {job.id} is wanted on device {device} but not entered for it")
 
