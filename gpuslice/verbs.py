@@ -99,7 +99,7 @@ class Resume(Verb, tag="resume", frozen=True):
 
 
 class Requeue(Verb, tag="requeue", frozen=True):
-    """A request for another attempt of a job that has ended, from its newest snapshot or ``fresh``."""
+    """A request for another attempt of a job that has ended; ``fresh`` goes on from no snapshot."""
 
     job: JobName
     fresh: bool = False

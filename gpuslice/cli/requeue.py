@@ -22,7 +22,7 @@ def command(
 ) -> int:
     """Start jobs that have ended again.
 
-    Each keeps its id and goes on from its newest snapshot, if its script can be restarted.
+    Each keeps its id. A job that failed goes on from its newest snapshot, if its script can be restarted.
     """
     choice = Choice(jobs or (), every, mine)
     return client_commands.requeue(choice, fresh=fresh, as_json=as_json, state_dir=state_dir)

@@ -1,4 +1,4 @@
-"""Snapshots of jobs that will never go on: they are removed on every node once their jobs have ended."""
+"""Snapshots of jobs that have ended for good: they are removed on every node once their jobs have ended."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Leftovers:
         for name, untold in self._untold.items():
             if not untold or (name and not self._others[name].joined):
                 continue
-            jobs = list(untold)
+            jobs = [job for job in untold if _is_over(self._core.jobs[job])]  # else its owner wants it again
             untold.clear()
             for first in range(0, len(jobs), _AT_ONCE):
                 some = jobs[first : first + _AT_ONCE]
@@ -102,6 +102,6 @@ class Leftovers:
 
 
 def _is_over(job: Gang) -> bool:
-    """Return True if ``job`` has trained, will never go on, and nothing is left of its processes."""
+    """Return True if ``job`` has trained and ended for good, and nothing is left of its processes."""
     ended = job.state in (JobState.SUCCEEDED, JobState.CANCELLED)
     return ended and job.processes_gone and bool(job.state_nodes)

@@ -11,7 +11,7 @@ from gpuslice.sched_core.allocation.allocation import Allocation
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.conditions import followed
 from gpuslice.sched_core.jobs.gang import Gang
-from gpuslice.sched_core.jobs.states import Trigger
+from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.sched_core.lifecycle import restarts, unfit_nodes
 from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
@@ -171,8 +171,10 @@ def _requeue(state: State, job: Gang, now: float, *, fresh: bool) -> None:
         raise UsageError(
             f"processes of job {job.id} are still ending", f"try again after `gpuslice wait {job.id}`"
         )
+    # Only a failed job keeps its snapshots: another attempt might have gone on from them.
+    has_state = job.state is JobState.FAILED and not fresh
     restarts.requeue(state, job, now, fresh=fresh)
-    if fresh:
+    if not has_state:
         lose_state(job)
 
 

@@ -11,7 +11,15 @@ from typing import Any, cast
 import pytest
 
 from gpuslice.nodes.leftovers import Leftovers, forget
-from gpuslice.sched_core.lifecycle.events import Cancelled, Event, Exited, NodeFound, NodeSilent, RankGone
+from gpuslice.sched_core.lifecycle.events import (
+    Cancelled,
+    Event,
+    Exited,
+    NodeFound,
+    NodeSilent,
+    RankGone,
+    Requeued,
+)
 
 from ...patience import PATIENCE_S
 from ...sched_core.driver import Driver
@@ -73,6 +81,15 @@ def test_a_node_that_was_away_is_told_when_it_is_back() -> None:
     site.b.joined = True
     site.do(NodeFound("b", anew=True))
     assert site.told == TOLD
+
+
+def test_a_node_that_was_away_is_not_told_of_a_job_that_its_owner_wants_again() -> None:
+    site = Site()
+    site.b.joined = False
+    site.do(NodeSilent("b"), Cancelled("a", "enough"), *GONE, Requeued("a"))
+    site.b.joined = True
+    site.do(NodeFound("b", anew=True))
+    assert site.told == TOLD[:1]
 
 
 def test_a_new_scheduler_tells_all_nodes_again() -> None:

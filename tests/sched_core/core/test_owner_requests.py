@@ -179,8 +179,12 @@ def test_a_job_that_has_ended_is_queued_again_and_has_all_its_restarts() -> None
         elif code == 0:
             launches = [one for one in driver.do(Requeued("a")) if isinstance(one, Launch)]
             assert [one.attempt for one in launches] == [1]
-            assert (job.state, job.failures, job.state_nodes) == (JobState.QUEUED, 0, (0,))
+            assert (job.state, job.failures, job.state_nodes) == (JobState.QUEUED, 0, ())
     assert (job.state, job.failures) == (JobState.FAILED, 1)
+    driver.do(Requeued("a"))
+    assert (job.failures, job.command.anew, job.state_nodes) == (0, False, (0,))
+    ended(driver, "a", -9)
+    driver.do(Cancelled("a", "no"))
     driver.do(Requeued("a", fresh=True))
     assert (job.failures, job.command.anew, job.state_nodes) == (0, True, ())
     driver.hello("a")
