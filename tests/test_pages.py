@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpuslice.daemon import simulation_page
+from gpuslice.cli import simulation_page
 from gpuslice.demo import report
 from gpuslice.demo.recorder import Recorder
 from gpuslice.profiler import profile
@@ -19,7 +19,7 @@ from gpuslice.profiler.colocation.result import Result
 from .browser import layouts, needs_browser
 from .demo.test_main import job
 from .demo.test_recorder import tell
-from .gpuslice.daemon.test_simulation_page import outcomes
+from .gpuslice.cli.test_simulation_page import outcomes
 from .profiler.colocation.test_result import experiment
 from .profiler.test_profile import DEVICES, recording
 

@@ -262,9 +262,10 @@ def _report(
     html: Path | None,
     measured: Measured | None,
 ) -> None:
-    from gpuslice.daemon import simulation_page
     from gpuslice.sched_core.sim import report, table
     from gpuslice.sched_core.sim.validate import validate
+
+    from . import simulation_page
 
     found = [] if measured is None else [validate(outcome, measured) for outcome in outcomes]
     typer.echo(table.render(outcomes))  # first: what cannot be written must not take it along

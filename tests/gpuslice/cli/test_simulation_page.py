@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpuslice.daemon import simulation_page
-from gpuslice.daemon.simulation_page import page
+from gpuslice.cli import simulation_page
+from gpuslice.cli.simulation_page import page
 from gpuslice.sched_core.sim.outcome import Outcome
 from gpuslice.sched_core.sim.run import Request, run_one
 from gpuslice.sched_core.traces.synth import SynthSpec, synthesize
