@@ -61,7 +61,7 @@ class Command(msgspec.Struct):
         How often it was started elsewhere for that; true if this attempt has shown it of another node.
     ending
         Why its processes were told to end last. None if they were not.
-    at_once
+    no_grace
         True if they were told to end without time to save.
     anew
         True if this attempt begins anew: the job's snapshots are removed before it is started.
@@ -79,7 +79,7 @@ class Command(msgspec.Struct):
     misses: int = 0
     not_begun: bool = False
     ending: Purpose | None = None
-    at_once: bool = False
+    no_grace: bool = False
     anew: bool = False
 
     @property
@@ -151,13 +151,13 @@ class Command(msgspec.Struct):
         if self.ending is not None and self.ending.final:
             raise InvariantError(f"told to end ({purpose.value}) after {self.ending.value}")
         self.ending = purpose
-        self.at_once = self.at_once or purpose is Purpose.RELOCATE
+        self.no_grace = self.no_grace or purpose is Purpose.RELOCATE
 
     def renew(self) -> None:
         """Note that another attempt begins, whose command is not started yet."""
         self.go_on(Stage.ABSENT)
         self.said, self.port, self.ended_on, self.first_code = "", 0, (), 0
-        self.not_begun, self.ending, self.at_once, self.anew = False, None, False, False
+        self.not_begun, self.ending, self.no_grace, self.anew = False, None, False, False
 
     def begin_anew(self) -> None:
         """Note that this attempt goes on from no snapshot."""

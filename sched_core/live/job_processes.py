@@ -337,4 +337,4 @@ def _waits_for(job: Gang, attempt: int, stage: Stage) -> bool:
 
 def _grace_s(job: Gang) -> float:
     """Return how long processes of ``job``, which another scheduler told to end, may still take to end."""
-    return 0.0 if job.command.at_once else job.spec.grace_s
+    return 0.0 if job.command.no_grace else job.spec.grace_s

@@ -58,9 +58,8 @@ from .compute_process import Computing
 from .housekeeping import Housekeeping
 from .job_environment import job_environ
 from .job_processes import JobProcesses
+from .mishaps import Rejections, SlowDecisions
 from .rank_sessions import RankSessions
-from .rejections import Rejections
-from .slow_decisions import SlowDecisions
 from .throughput_meter import ThroughputMeter
 from .time_of_day import TimeOfDay
 

@@ -109,12 +109,12 @@ def test_the_purpose_of_an_end_becomes_stricter_only(first: Purpose) -> None:
     command = CommandFacts()
     command.end_for(first)
     command.end_for(Purpose.CANCEL)
-    assert command.at_once == (first is Purpose.RELOCATE)
+    assert command.no_grace == (first is Purpose.RELOCATE)
     for later in Purpose:
         with pytest.raises(InvariantError):
             command.end_for(later)
     command.renew()
-    assert (command.ending, command.at_once) == (None, False)
+    assert (command.ending, command.no_grace) == (None, False)
 
 
 def test_an_attempt_is_launched_once() -> None:

@@ -151,7 +151,7 @@ FAULTS = (
         "Give a job that is being started anew its time to save when the scheduler comes back",
         job_processes,
         "_grace_s",
-        "0.0 if job.command.at_once else job.spec.grace_s",
+        "0.0 if job.command.no_grace else job.spec.grace_s",
         "job.spec.grace_s if job.state.ended else 0.0",
         seed=82,
     ),

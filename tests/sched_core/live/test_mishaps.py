@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuslice.sched_core.lifecycle.events import Cancelled, Held, Woken
-from gpuslice.sched_core.live.rejections import Rejections
+from gpuslice.sched_core.live.mishaps import Rejections
 
 
 def test_repeated_rejections_are_told_of_after_pauses_that_double() -> None:

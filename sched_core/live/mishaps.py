@@ -1,13 +1,19 @@
-"""Events that the core has rejected lately. Repeated ones are reported and tried again ever less often."""
+"""Decisions of the core that went wrong: rejected events, and decisions that took too long.
+
+Repeated ones are reported, and tried again, ever less often.
+"""
 
 from __future__ import annotations
 
 from gpuslice.sched_core.back_off import BackOff
-from gpuslice.sched_core.lifecycle.events import Event, job_of, named
+from gpuslice.sched_core.lifecycle.events import Event, Noted, job_of, named
 
 _FIRST_S, _MOST_S = 1.0, 60.0
 #: The most rejections that are kept. The oldest is forgotten first.
 _MOST = 1000
+#: A decision that takes this long is slow: all jobs of the shortest usual quantum would wait for it.
+SLOW_S = 1.0
+_SLOW_FIRST_S, _SLOW_MOST_S = 10.0, 600.0
 
 
 class Rejections:
@@ -37,6 +43,29 @@ class Rejections:
         """Forget former rejections of events like ``event``."""
         if self._pauses:
             self._pauses.pop(_key(event), None)
+
+
+class SlowDecisions:
+    """The reports on events that took the core too long.
+
+    Parameters
+    ----------
+    policy
+        The name of the policy, whose code takes most of that time.
+    """
+
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
+        self._pause = BackOff(_SLOW_FIRST_S, _SLOW_MOST_S)
+
+    def note(self, event: Event, took_s: float, now: float) -> Noted | None:
+        """Return what to report of ``event``. None if ``took_s`` was short, or one was reported lately."""
+        if took_s < SLOW_S or self._pause.pauses(now):
+            return None
+        self._pause.failed(now)
+        return Noted(
+            "slow_decision", "", {"policy": self._policy, "event": named(event), "took_s": round(took_s, 3)}
+        )
 
 
 def _key(event: Event) -> tuple[str, str]:
