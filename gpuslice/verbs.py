@@ -140,9 +140,13 @@ class Events(Verb, tag="events", frozen=True):
 
 
 class Down(Verb, tag="down", frozen=True):
-    """A request to accept no more jobs, cancel all (``drain``: let them finish), and end the scheduler."""
+    """A request to accept no more jobs, cancel all, and end the scheduler.
+
+    ``drain``: let them finish first. ``keep``: park all, and move their snapshots to a disk instead.
+    """
 
     drain: bool = False
+    keep: bool = False
 
 
 class SliceInfo(Verb, frozen=True):

@@ -153,10 +153,12 @@ class RamDisk:
 
     def home(self, job: str, rank: int) -> Path:
         """Return the path of the store of a named job's rank. Jobs of two schedulers have separate stores."""
-        name = str(job_id(job))
-        if self._scheduler:
-            name += f"@{blake2b(os.fsencode(self._scheduler), digest_size=4).hexdigest()}"
-        return self.directory / f"{name}.r{rank}"
+        return self.directory / f"{job_id(job)}{self._suffix()}.r{rank}"
+
+    def _suffix(self) -> str:
+        """Return the end of the names of this scheduler's stores, before the rank. Empty without one."""
+        scheduler = os.fsencode(self._scheduler)
+        return f"@{blake2b(scheduler, digest_size=4).hexdigest()}" if scheduler else ""
 
     def _claim(self, directory: Path) -> FileLock | None:
         """Create the store if it is missing, and return its lock; None if a living process holds it."""
@@ -191,8 +193,13 @@ class RamDisk:
         with self._budget.lock():
             return tenants(self._stores())
 
-    def spill(self) -> list[StoreInfo]:
+    def spill(self, *, ours: bool = False) -> list[StoreInfo]:
         """Move the restartable snapshots of dead named jobs to the spill directory. Damaged ones stay.
+
+        Parameters
+        ----------
+        ours
+            Only those of this RAM disk's scheduler.
 
         Returns
         -------
@@ -208,7 +215,7 @@ class RamDisk:
         """
         if self.spilled is None:
             raise UsageError("there is no spill directory", "name one with --spill-dir")
-        moved = map(self._spill_dead, self._stores())
+        moved = map(self._spill_dead, self._ours() if ours else self._stores())
         return [info for info in moved if info is not None]
 
     def _spill_dead(self, directory: Path) -> StoreInfo | None:
@@ -337,6 +344,23 @@ class RamDisk:
     def boundaries(self, job: str, rank: int = 0) -> set[int]:
         """Return the boundaries of a named job's restartable snapshots. Its process may be alive."""
         return set(restartable_files(self.home(job, rank), self.spilled))
+
+    def restartable_bytes(self) -> int:
+        """Return the bytes of the restartable snapshots of this RAM disk's scheduler that are not spilled."""
+        found = ((store, record) for store in self._ours() if store.exists() for record in restartable(store))
+        return sum((store / SLOTS[record.slot]).stat().st_size for store, record in found)
+
+    def is_spilled(self, job: str, rank: int) -> bool:
+        """Return True if all restartable snapshots of a named job's rank are spilled, and there is one."""
+        home = self.home(job, rank)
+        left = home.exists() and any(restartable(home))
+        spilled = [] if self.spilled is None else self.spilled.records(home.name)
+        return not left and any(record.restartable for record in spilled)
+
+    def _ours(self) -> list[Path]:
+        """Return the directories of the stores of this RAM disk's scheduler, as ``_stores``."""
+        end = self._suffix()
+        return [store for store in self._stores() if store.name.rpartition(".r")[0].endswith(end)]
 
     def _stores(self) -> list[Path]:
         """Return the directories of all stores, by name. Those of spilled stores need not exist."""

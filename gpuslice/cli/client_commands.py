@@ -348,11 +348,13 @@ def weight(job: str, weight: str, *, as_json: bool = False, state_dir: str | Pat
     return _done(as_json, id=job)
 
 
-def down(*, drain: bool = False, as_json: bool = False, state_dir: str | Path | None = None) -> int:
+def down(
+    *, drain: bool = False, keep: bool = False, as_json: bool = False, state_dir: str | Path | None = None
+) -> int:
     """End the scheduler."""
     with connect(state_dir) as client:
         pid = client.status().pid
-        client.down(drain=drain)
+        client.down(drain=drain, keep=keep)
     return _done(as_json, pid=pid)
 
 

@@ -222,13 +222,30 @@ class Client:
                 return
             after = part.after
 
-    def down(self, *, drain: bool = False) -> None:
-        """Cancel all jobs, or let them finish (``drain``), and end the scheduler.
+    def down(self, *, drain: bool = False, keep: bool = False) -> None:
+        """Cancel all jobs and end the scheduler. Return when all their processes have ended.
 
-        Return when all their processes have ended; by TCP, when the scheduler says that it leaves.
+        By TCP, return when the scheduler says that it leaves.
+
+        Parameters
+        ----------
+        drain
+            Let the jobs finish first.
+        keep
+            Park all jobs and move their snapshots to a disk. The next scheduler goes on with them, also after
+            a reboot.
+
+        Raises
+        ------
+        UsageError
+            If some jobs cannot be kept, or for both ``drain`` and ``keep``; all jobs go on.
+        RamDiskFullError
+            If the disk has no room for what is to be kept; all jobs go on.
         """
+        if drain and keep:
+            raise UsageError("--drain and --keep exclude each other", "name one of them")
         with self._connection.awaiting_exit():
-            self._ask(verbs.Down(drain=drain), verbs.Done)
+            self._ask(verbs.Down(drain=drain, keep=keep), verbs.Done)
 
     def _ask(self, request: Request, kind: type[_A]) -> _A:
         answer = self._await(request, kind, None)

@@ -15,6 +15,7 @@ from gpuslice.config import load
 from gpuslice.daemon import device_locks, event_log
 from gpuslice.daemon.directory_watch import DirectoryWatch
 from gpuslice.daemon.journal_recovery import continued, open_journal
+from gpuslice.daemon.kept_snapshots import KeptSnapshots
 from gpuslice.daemon.node_reports import NodeReports
 from gpuslice.daemon.observer import EventObserver
 from gpuslice.daemon.other_nodes import OtherNodes
@@ -29,6 +30,7 @@ from gpuslice.sched_core.journal.journal import Journal
 from gpuslice.sched_core.journal.replay import Replay
 from gpuslice.sched_core.lifecycle.events import Command, Event
 from gpuslice.sched_core.live.client_socket import ClientSocket
+from gpuslice.sched_core.live.keeping import Keeping, release
 from gpuslice.sched_core.live.scheduler import Scheduler
 from gpuslice.sched_core.live.status import Overview
 from gpuslice.sched_core.live.wait_notes import WaitNotes
@@ -90,6 +92,7 @@ def serve(
     remote = None if others is None else others.open(clock)
     listeners = _Listeners(setup.make_core())
     core, observer = listeners.core, listeners.observer
+    kept = KeptSnapshots(directory, setup)
     with (
         _translated_os_errors(directory),
         _interruption() as (stopped, signalled),
@@ -97,7 +100,7 @@ def serve(
             core,
             directory,
             clock=clock,
-            environ=setup.environ(),
+            environ=kept.environ,
             tenant_ramdisk=setup.tenant_ramdisk,
             keep_jobs=True,
             observer=listeners.record,
@@ -118,8 +121,9 @@ def serve(
         overview.nodes = lambda: reports.nodes(core, remote)
         if remote is not None and remote.transfers is not None:
             overview.progress = remote.transfers.progress
+        keeping = Keeping(scheduler, kept)
         socket = listeners.client_socket = ClientSocket(
-            scheduler, directory, journal, overview, tcp=tcp, defaults=defaults
+            scheduler, directory, journal, overview, tcp=tcp, defaults=defaults, keeping=keeping
         )
         known = {"pid": os.getpid(), "devices": list(map(str, setup.devices)), "policy": setup.policy}
         event_log.tell(
@@ -131,20 +135,25 @@ def serve(
             others.begin(warn, lambda note: scheduler.set_aside([note]))
             listeners.replicas = _replicas(scheduler, others, remote)
             others.keep()
-        listeners.leftovers = _leftovers(core, directory, setup, remote)
-        _collect_ramdisk(setup)
+        listeners.leftovers = _leftovers(core, directory, kept.spill_dir, remote)
+        _collect_ramdisk(setup, kept.spill_dir)
+        release(scheduler)
         ready(socket)
         _defer_garbage_collection()
         with _directory_watch(directory, scheduler) as watch:
-            scheduler.run(lambda: socket.shut_down or bool(stopped or watch.problem))
+            scheduler.run(lambda: keeping.advance() or socket.shut_down or bool(stopped or watch.problem))
         if socket.shut_down:
-            _discard_snapshots(directory)
+            if not keeping.done:
+                _discard_snapshots(directory)
             if others is not None and remote is not None:
                 others.leave()
                 remote.dismiss()
                 others.end(lambda text: event_log.tell("message", text))
         socket.close()
-        event_log.tell("ended", "the scheduler leaves", details={"dismissed": socket.shut_down})
+        keeping.close()
+        event_log.tell(
+            "ended", "the scheduler leaves", details={"dismissed": socket.shut_down, "kept": keeping.done}
+        )
 
 
 @contextmanager
@@ -252,11 +261,11 @@ def _add_housekeeping(
         scheduler.housekeeping.add(task)
 
 
-def _leftovers(core: Core, directory: Path, setup: Setup, remote: RemoteNodes | None) -> Leftovers | None:
+def _leftovers(core: Core, directory: Path, spill_dir: str, remote: RemoteNodes | None) -> Leftovers | None:
     """Return the object that has snapshots of ended jobs removed; None if jobs have none."""
-    if all(device.kind == "null" for device in setup.devices):
+    if all(device.kind == "null" for device in core.devices):
         return None
-    own = partial(forget, directory, spill_dir=setup.spill_dir)
+    own = partial(forget, directory, spill_dir=spill_dir)
     return Leftovers(core, own, {} if remote is None else remote.nodes)
 
 
@@ -317,14 +326,14 @@ def _affordable(device_count: int, present: int | None) -> int:
     return max(0, found)
 
 
-def _collect_ramdisk(setup: Setup) -> None:
+def _collect_ramdisk(setup: Setup, spill_dir: str) -> None:
     """Remove what dead processes have left in the RAM disk, like ``gpuslice ramdisk gc``."""
     if all(device.kind == "null" for device in setup.devices):
         return
     from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk  # late, as below
 
     try:
-        removed = RamDisk.from_settings(load(spill_dir=setup.spill_dir or None)).collect()
+        removed = RamDisk.from_settings(load(spill_dir=spill_dir or None)).collect()
     except GpusliceError as error:
         event_log.tell("message", f"what dead processes left stays in the RAM disk: {error}")
         return

@@ -93,10 +93,11 @@ class Prestart:
     def offer(self, job: Gang, now: float) -> None:
         """Put ``job`` in line to be started when its turn comes; start it at once if there is no limit.
 
-        Nothing happens if it was started, is held, may not start yet, is shut out or has ended. Over its
-        tenant's quota it waits for the quota first.
+        Nothing happens if it was started, is held or kept, may not start yet, is shut out or has ended. Over
+        its tenant's quota it waits for the quota first.
         """
-        if job.command.launched or job.held or job.conditions.unmet or job.shut_out or job.state.ended:
+        waits = job.held or job.keep or job.conditions.unmet or job.shut_out
+        if job.command.launched or waits or job.state.ended:
             return
         if job.id in self._line:
             if job.id not in self._started_s:

@@ -27,6 +27,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Event,
     Exited,
     Held,
+    Kept,
     Limited,
     Measured,
     Moved,
@@ -188,6 +189,8 @@ class Core:
             case Paused() | Unpaused() | Drained() | Undrained() | Reserved() | Unreserved() | Clocked():
                 device_requests.apply(state, event, now)
                 allocation.use_open_devices(now)
+            case Kept():
+                owner_requests.keep(state, event, now)
             case Woken():
                 self._wake_s = None
                 state.plan_due = True

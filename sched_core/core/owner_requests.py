@@ -16,6 +16,7 @@ from gpuslice.sched_core.lifecycle import restarts, unfit_nodes
 from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
     Held,
+    Kept,
     Moved,
     OwnerRequest,
     Released,
@@ -176,6 +177,17 @@ def _requeue(state: State, job: Gang, now: float, *, fresh: bool) -> None:
     restarts.requeue(state, job, now, fresh=fresh)
     if not has_state:
         lose_state(job)
+
+
+def keep(state: State, event: Kept, now: float) -> None:
+    """Take the jobs of ``event`` as far as it says towards being kept, or schedule them again."""
+    keep = event.keep
+    for job in [state.known(event.job, event)] if event.job else state.jobs.values():
+        if not job.state.ended or job.may_restart:
+            job.keep_for_later(keep)
+            job.history.append((now, f"kept: {keep.value}" if keep else "kept no longer"))
+            job.book(now)
+            state.reconcile_later(job)
 
 
 def _device(state: State, name: str) -> int:

@@ -149,6 +149,13 @@ class Asked(msgspec.Struct):
         self.stop_at = self.overshoots = 0
 
 
+class Keep(Enum):
+    """The steps of keeping a job while no scheduler runs."""
+
+    PARK = "park"  # it leaves its devices, and its processes wait
+    END = "end"  # its processes end; others go on from its snapshot later
+
+
 class Way(Enum):
     """The ways in which ranks come to the devices of a lease."""
 

@@ -13,7 +13,7 @@ from gpuslice.sched_core.job import JobSpec
 from .accounts import AccountedJob, Activity
 from .command import Command, Purpose
 from .conditions import Conditions
-from .facts import Asked, Entry, Lateness, Processes, Relocation, Switch, Verdict
+from .facts import Asked, Entry, Keep, Lateness, Processes, Relocation, Switch, Verdict
 from .failures import Kind
 from .phase import state_of, write
 from .program import Program
@@ -26,7 +26,7 @@ from .wait_reasons import Since
 
 _HISTORY = 40
 #: A command that has run for so long without a Hello may be no training, and be at work without devices.
-_MAY_BE_AT_WORK_S = 60.0
+MAY_BE_AT_WORK_S = 60.0
 _TRAINING = (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
 _THERE = (*_TRAINING, RankPhase.LEAVING)
 
@@ -54,6 +54,8 @@ class Gang(AccountedJob):
         True if its owner keeps it from running. The policy does not see it then.
     conditions
         What it waits for before it may start.
+    keep
+        How far it is to go to be kept while no scheduler runs. None: it is scheduled.
     shown
         True if the policy may choose it.
     asked, entry, lateness
@@ -94,8 +96,8 @@ class Gang(AccountedJob):
 
     __slots__ = (
         *("asked", "attempt", "borrowed", "command", "conditions", "deadline_missed", "entry", "finishing"),
-        *("fair_share_s", "fragmentation_s", "given_up", "held", "history", "home", "last_lease", "lateness"),
-        *("lease", "lent", "nodes", "not_before_s", "processes", "program", "ranks", "refusals"),
+        *("fair_share_s", "fragmentation_s", "given_up", "held", "history", "home", "keep", "last_lease"),
+        *("lateness", "lease", "lent", "nodes", "not_before_s", "processes", "program", "ranks", "refusals"),
         *("relaunches", "relocation", "requested_devices", "shown", "shut_out", "state_nodes", "step_time"),
         *("switch", "tried", "verdict", "waits_since", "width", "world"),
     )
@@ -115,6 +117,7 @@ class Gang(AccountedJob):
         self.held = self.lent = self.shown = self.given_up = self.finishing = self.deadline_missed = False
         self.shut_out = False
         self.conditions = Conditions(spec.begin_unix_s, spec.after)
+        self.keep: Keep | None = None
         self.command, self.processes, self.relocation = Command(), Processes(), Relocation()
         self.asked, self.entry, self.lateness = Asked(), Entry(), Lateness()
         self.verdict, self.switch = Verdict(), Switch()
@@ -169,7 +172,7 @@ class Gang(AccountedJob):
         if self.processes.trains or self.state_nodes:
             return True
         greeted = self.processes.first_hello_s is not None
-        return not greeted and now >= self.command.launched_s + _MAY_BE_AT_WORK_S
+        return not greeted and now >= self.command.launched_s + MAY_BE_AT_WORK_S
 
     @property
     def told_to_end(self) -> bool:
@@ -238,6 +241,10 @@ class Gang(AccountedJob):
     def keep_off(self, closed: frozenset[int], *, shut_out: bool) -> None:
         """Note which devices are closed to the job, and whether it can be on no other ones."""
         self.closed, self.shut_out = closed, shut_out
+
+    def keep_for_later(self, keep: Keep | None) -> None:
+        """Note how far the job is to go to be kept while no scheduler runs. None: it is scheduled again."""
+        self.keep = keep
 
     def show(self, *, shown: bool) -> None:
         """Note whether the policy may choose the job from now on."""
@@ -327,10 +334,10 @@ class Gang(AccountedJob):
         """The activity to which the job's time counts now."""
         if self.state.ended:
             return Activity.ENDED
-        if not self.lease or self.state in (JobState.QUEUED, JobState.SUSPENDED):
-            return Activity.HELD if self.held or self.conditions.unmet else Activity.WAITS
-        if self.processes.stopped:
-            return Activity.HELD if self.held else Activity.WAITS
+        waits = not self.lease or self.state in (JobState.QUEUED, JobState.SUSPENDED)
+        if waits or self.processes.stopped:
+            aside = self.held or self.keep or (waits and self.conditions.unmet)
+            return Activity.HELD if aside else Activity.WAITS
         leaves = self.state is JobState.SUSPENDING and not self.present(RankPhase.PARKED, RankPhase.COMING)
         if self.state is JobState.RUNNING or leaves:
             counts = self.processes.trains or self.processes.idle_since_s is not None

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from .conditions import Conditions
-from .facts import Processes, Verdict
+from .facts import Keep, Processes, Verdict
 
 Devices = tuple[int, ...]
 
@@ -23,6 +23,7 @@ class Claimed(Protocol):
     held: bool
     shut_out: bool
     conditions: Conditions
+    keep: Keep | None
     processes: Processes
     borrowed: Devices
     lent: bool
@@ -73,6 +74,7 @@ CLAIMS = (
     Claim("it may not start yet", attrgetter("conditions.unmet"), _nowhere, withdraws=True),
     Claim("its node is silent", attrgetter("processes.cut_off"), attrgetter("lease"), withdraws=True),
     Claim("its devices are closed", attrgetter("shut_out"), _nowhere, withdraws=True),
+    Claim("it is kept while no scheduler runs", attrgetter("keep"), _nowhere, withdraws=True),
     Claim("it has no process", _has_no_process, _nowhere, withdraws=True),
     Claim("it is tried", attrgetter("borrowed"), attrgetter("borrowed")),
     Claim("it lends its devices", attrgetter("lent"), _nowhere),

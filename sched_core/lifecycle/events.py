@@ -12,6 +12,7 @@ import msgspec
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.command import Purpose
+from gpuslice.sched_core.jobs.facts import Keep
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.policy import Task
 from gpuslice.types import (
@@ -167,6 +168,13 @@ class Weighted(msgspec.Struct, frozen=True, tag="weighted"):
     weight: Weight
 
 
+class Kept(msgspec.Struct, frozen=True, tag="kept"):
+    """A step of keeping all jobs while no scheduler runs, or only ``job``. None: scheduled again."""
+
+    keep: Keep | None
+    job: Label = ""
+
+
 class Measured(msgspec.Struct, frozen=True, tag="measured"):
     """A measurement of ``job``: its steps in some seconds beside other jobs (ids with commas; empty: alone).
 
@@ -306,6 +314,7 @@ Event = (
     | OwnerRequest
     | DeviceRequest
     | Clocked
+    | Kept
     | Measured
     | Noted
     | Computed

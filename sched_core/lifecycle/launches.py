@@ -109,6 +109,10 @@ def go_on(state: State, job: Gang, now: float) -> None:
         state.leave(job, Trigger.EMPTY, now)
     job.begin_elsewhere(now)
     state.switch_costs.forget(job)
+    if job.keep:
+        note_kept(state, job)
+        state.reconcile_later(job)
+        return
     launch(state, job, now)
     details: dict[str, Plain] = {
         "from": listed(state.nodes.named(former)),
@@ -117,6 +121,12 @@ def go_on(state: State, job: Gang, now: float) -> None:
     }
     state.order(Notice("relocated", job.id, details))
     state.reconcile_later(job)
+
+
+def note_kept(state: State, job: Gang) -> None:
+    """Note that no process of ``job`` is left. The time until it trains again is no cost of a move."""
+    job.relocation.arrived()
+    state.order(Notice("kept", job.id, {"steps": job.steps_so_far, "bytes": job.relocation.state_bytes}))
 
 
 def arrived(state: State, job: Gang, now: float) -> None:

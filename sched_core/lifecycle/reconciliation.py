@@ -86,6 +86,8 @@ class Reconciliation:
                 self._processes.keep(job, now)
             case Step.RELAUNCH:
                 restarts.end_to_relaunch(state, job, now)
+            case Step.PUT_AWAY:
+                restarts.put_away(state, job, now)
             case Step.RELOCATE:
                 launches.relocate(state, job, now)
             case Step.ENTER:

@@ -17,7 +17,7 @@ from gpuslice.sched_core.jobs.states import Trigger
 
 from . import unfit_nodes
 from .events import Kill, Notice
-from .launches import launch
+from .launches import launch, leave, note_kept
 from .rank_orders import let_run_to_the_end
 from .state import State
 
@@ -25,6 +25,8 @@ from .state import State
 BACK_OFF_S = 1.0
 MAX_BACK_OFF_S = 60.0
 _MOST_DOUBLINGS = 10
+#: Why the processes of a job are ended that is kept.
+PUT_AWAY = "it is kept while no scheduler runs"
 
 
 def close(state: State, job: Gang, now: float) -> None:
@@ -83,11 +85,27 @@ def end_to_relaunch(state: State, job: Gang, now: float) -> None:
     it, until the next boundary. A job whose processes were to be started on another node is now started there
     for the new number.
     """
+    state.order(Notice("relaunched", job.id, {"from": len(job.ranks), "to": len(job.wanted)}))
+    _end_patiently(state, job, "it is started anew for other devices", now)
+
+
+def put_away(state: State, job: Gang, now: float) -> None:
+    """Tell ``job``, which has parked or has not begun, to end, so that it can be started again later.
+
+    A command that keeps its own checkpoints may save first.
+    """
+    if job.spec.relaunch and job.allows(Trigger.RELAUNCH):
+        _end_patiently(state, job, PUT_AWAY, now)
+    else:
+        leave(state, job, PUT_AWAY, now)
+
+
+def _end_patiently(state: State, job: Gang, reason: str, now: float) -> None:
+    """Tell ``job`` to end within its grace time, for ``reason``."""
     job.relocation.relaunch(now, loses_time=job.processes.trains, moving=job.relocating)
     job.move(Trigger.RELAUNCH, now)
     state.switch_costs.forget(job)
-    state.order(Notice("relaunched", job.id, {"from": len(job.ranks), "to": len(job.wanted)}))
-    state.order(Kill(job.id, "it is started anew for other devices", job.attempt, Purpose.RELAUNCH))
+    state.order(Kill(job.id, reason, job.attempt, Purpose.RELAUNCH))
     let_run_to_the_end(state, job)
     relaunch_if_gone(state, job, now)
 
@@ -101,7 +119,9 @@ def relaunch_if_gone(state: State, job: Gang, now: float) -> None:
     job.begin_elsewhere(now, ranks=len(job.wanted))
     if job.running:
         job.progress_from(inf)  # the job makes progress once its ranks are on their devices
-    if not job.held:
+    if job.keep:
+        note_kept(state, job)
+    elif not job.held:
         launch(state, job, now)
     state.reconcile_later(job)
 

@@ -20,6 +20,7 @@ from enum import Enum
 from math import inf
 from typing import Protocol
 
+from gpuslice.sched_core.jobs.facts import Keep
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, JobState, Trigger
@@ -38,6 +39,7 @@ class Step(Enum):
     RELOCATE = "relocate"  # its processes to the nodes of its devices
     ENTER = "enter"  # its devices
     STOP_LATER = "stop later"  # ranks that parked too early train on to the common boundary
+    PUT_AWAY = "put away"  # end its processes, to start others when it is not kept any more
     COME_AGAIN = "come again"  # tell ranks whose resume was refused to resume once more
 
 
@@ -116,6 +118,8 @@ def next_step(job: Gang, world: World, now: float) -> Step | Waits:
         return _ranks("waits for its processes to end, to go on without its node")
     if job.processes.idle_since_s is not None and job.lease and job.lease != job.wanted:
         return Step.GIVE_UP
+    if job.keep is Keep.END and job.state in (JobState.QUEUED, JobState.SUSPENDED):
+        return _put_away(job)
     if now < job.not_before_s:
         return Waits(For.MOMENT, job.not_before_s, "waits for its next attempt")
     if job.state is JobState.RUNNING and job.lease != job.wanted:
@@ -127,6 +131,13 @@ def next_step(job: Gang, world: World, now: float) -> Step | Waits:
     if job.state in IN_TRANSIT:
         return _go_on(job, now)
     return _SETTLED if job.state is JobState.RUNNING else _ranks("waits for its processes to end")
+
+
+def _put_away(job: Gang) -> Step | Waits:
+    """Return the next step of a parked job whose processes are to end, or what the job waits for."""
+    if job.relocating or not job.command.runs:
+        return _ranks("waits for its processes to end")
+    return Step.PUT_AWAY
 
 
 def _leave(job: Gang, now: float) -> Step | Waits:

@@ -85,6 +85,7 @@ class Blockers:
             "begin_unix_s": job.conditions.begin_unix_s,
             "begins_s": self._core.state.wall.moment(job.conditions.begin_unix_s) - self._now_s,
             "after": job.conditions.after,
+            "kept": job.keep is not None,
             "ranks": len(job.members),
             "for_s": self._now_s - self._since_s(job, bool(absent)),
             "trains": job.activity is Activity.TRAINS and job.processes.trains,

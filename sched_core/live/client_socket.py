@@ -69,6 +69,7 @@ from gpuslice.verbs import (
 )
 
 from .job_logs import log_files, part
+from .keeping import Keeping
 from .scheduler import Scheduler
 from .status import Overview
 from .submission import check, make_array, make_spec
@@ -100,6 +101,8 @@ class ClientSocket:
         The address to listen at besides, and the directory of keys for that.
     defaults
         The times of jobs that are submitted without them.
+    keeping
+        Keeps all jobs for the next scheduler (``down --keep``). None: that is not possible here.
     """
 
     def __init__(
@@ -111,8 +114,9 @@ class ClientSocket:
         *,
         tcp: tuple[str, Path] | None = None,
         defaults: JobDefaults = DEFAULTS,
+        keeping: Keeping | None = None,
     ) -> None:
-        self._defaults = defaults
+        self._defaults, self._keeping = defaults, keeping
         self._scheduler = scheduler
         self._journal = journal
         #: Called before a job is moved; raises if the move is known to be impossible.
@@ -141,7 +145,9 @@ class ClientSocket:
 
     @property
     def shut_down(self) -> bool:
-        """True if the scheduler was told to leave and nothing is left of its jobs."""
+        """True if the scheduler was told to leave, and nothing is left of its jobs or all are kept."""
+        if self._keeping is not None and self._keeping.done:
+            return True
         return bool(self._awaiting_shutdown) and all(job.over for job in self._scheduler.core.jobs.values())
 
     def notify(self) -> None:
@@ -235,7 +241,10 @@ class ClientSocket:
             case Events():
                 return history(self._journal, request.after)
             case Down():
-                self._down(requester, drain=request.drain)
+                if request.keep:
+                    self._keep(requester)
+                else:
+                    self._down(requester, drain=request.drain)
                 return None
 
     def _wait(self, requester: _Requester, asked_s: dict[_Requester, float]) -> None:
@@ -321,6 +330,18 @@ class ClientSocket:
                 self._scheduler.apply_request(Cancelled(job.id, "the scheduler was taken down"))
             elif job.held and not job.state.ended:
                 self._scheduler.apply_request(Released(job.id))  # or it would never finish
+
+    def _keep(self, requester: _Requester) -> None:
+        if self._keeping is None:
+            raise UsageError("this scheduler keeps no jobs", "use `gpuslice down`")
+        self._awaiting_shutdown.append(requester)
+        self._keeping.begin(self._cannot_leave)
+
+    def _cannot_leave(self, error: GpusliceError) -> None:
+        """Tell those who wait for the scheduler's end that it does not leave."""
+        for requester in self._awaiting_shutdown:
+            self._send(requester, Failed(error=error.message, remedy=error.remedy, exit_code=error.exit_code))
+        self._awaiting_shutdown.clear()
 
     def _known(self, name: str) -> Gang:
         job = self._scheduler.core.jobs.get(name)

@@ -34,6 +34,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Computed,
     Event,
     FindPort,
+    Kept,
     Kill,
     Launch,
     Limited,
@@ -243,8 +244,8 @@ class Scheduler:
         if self.core.allocation.prestart.limit != jobs and self.now() >= self._rejections.again_s(event):
             self._occur(event)
 
-    def apply_request(self, request: OwnerRequest) -> None:
-        """Carry out what the owner of a job requests."""
+    def apply_request(self, request: OwnerRequest | Kept) -> None:
+        """Carry out what the owner of a job, or of the scheduler, requests."""
         self._handle(request)
 
     def take_over(self, past: Iterable[PastEvent], note: Observer = _ignore) -> None:

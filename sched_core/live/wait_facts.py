@@ -113,6 +113,8 @@ class Facts:
         Nodes that it must be on, if not all devices will do.
     not_for
         Nodes on which its command could not be started, and why.
+    kept
+        True if it is parked, or has no process, because the scheduler is to leave (``down --keep``).
     lease, wanted
         Devices that it has; those that the plan has for it.
     size
@@ -129,6 +131,7 @@ class Facts:
     for_s: float = 0.0
     trains: bool = False
     held: bool = False
+    kept: bool = False
     launched: bool = True
     exists: bool = True
     begin_unix_s: float = 0.0

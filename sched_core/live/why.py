@@ -69,11 +69,17 @@ def _relaunching(facts: Facts) -> str | None:
 
 
 def _relocating(facts: Facts) -> str | None:
-    if not facts.relocating:
+    if not facts.relocating or facts.kept:
         return None
     return (
         f"its processes{_on(facts.on)} are ending, to be started at {listed(facts.wanted) or 'other devices'}"
     )
+
+
+def _kept(facts: Facts) -> str | None:
+    if not facts.kept or facts.lease:
+        return None
+    return "kept for the next `gpuslice up`" + (": its processes are ending" if facts.relocating else "")
 
 
 def _retries(facts: Facts) -> str | None:
@@ -307,7 +313,7 @@ def _not_chosen(facts: Facts) -> str | None:
 CASES: tuple[Callable[[Facts], str | None], ...] = (
     *(_ended, _node_lost, _relaunching, _relocating),
     *(_between, _coming, _leaving, _stays, _stuck, _unleased, _late, _sets_up),
-    *(_held, _begin, _after, _retries, _quota, _stranded, _starting, _ending),
+    *(_kept, _held, _begin, _after, _retries, _quota, _stranded, _starting, _ending),
     *(_lent, _blocked, _trial, _policy_fails, _bound, _too_few, _share, _not_started, _taken, _not_chosen),
 )
 

@@ -145,6 +145,12 @@ def facts(state: JobState = WAITS, **values: object) -> Facts:
         ("sets_up", facts(JobState.RUNNING, lease=ON), "it sets up on cuda:0: no step yet (3.0 s so far)"),
         ("sets_up", facts(JobState.RUNNING, lease=ON, trains=True), None),
         ("held", facts(held=True), "held by its owner (`gpuslice resume j`)"),
+        ("kept", facts(kept=True, held=True), "kept for the next `gpuslice up`"),
+        (
+            "kept",
+            facts(kept=True, relocating=True),
+            "kept for the next `gpuslice up`: its processes are ending",
+        ),
         (
             "quota",
             facts(quota=Quota("array", "sweep", 2, 2, ("a", "b"), "c", 1)),

@@ -1,0 +1,112 @@
+"""``down --keep``, then a machine that has forgotten its memory, then ``up``: every job goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..patience import PATIENCE_S
+from .conftest import RANK, Shell
+from .test_training import ATTACHED, STEADY
+from .waiting import until
+
+EPOCHS = "3"
+
+
+def kept_files(shell: Shell) -> list[str]:
+    return sorted(path.name for path in (shell.directory / "kept").glob("*.gsnp"))
+
+
+@pytest.mark.slow
+@pytest.mark.trainings
+def test_models_are_the_undisturbed_ones_though_the_ram_disk_was_emptied(
+    shell: Shell, tmp_path: Path
+) -> None:
+    memory, enough = tmp_path / "memory", tmp_path / "enough"
+    shell.variables["GPUSLICE_RAMDISK_DIR"] = str(memory)
+    environ = {**STEADY, "GPUSLICE_RAMDISK_DIR": str(memory)}
+    options = ("--devices", "cpu:2", "--quantum", "200ms")
+    shell("up", *options)
+    client = shell.client()
+    running, parked, alone = (
+        client.submit(
+            [str(ATTACHED), EPOCHS, *([str(enough)] if name != "alone" else [])], name=name, environ=environ
+        )
+        for name in ("running", "parked", "alone")
+    )
+    undisturbed = client.wait(alone, PATIENCE_S)
+    assert undisturbed is not None
+    until(client, parked, lambda info: info.steps > 20)
+    client.suspend(parked)
+    until(client, parked, lambda info: info.state == "suspended")
+    begun = until(client, running, lambda info: info.steps > 20)
+    shell("down", "--keep")
+
+    assert {name.partition("@")[0] for name in kept_files(shell)} == {"parked", "running"}
+    rows = {one["id"]: one for one in json.loads(shell("ps", "--json"))["jobs"]}
+    assert rows[running]["why"] == "kept for the next `gpuslice up`"
+    assert rows[running]["steps"] >= begun.steps
+    shutil.rmtree(memory)  # as the reboot of a machine does
+    enough.touch()
+
+    shell("up", *options)
+    client = shell.client()
+    until(client, parked, lambda info: info.held)
+    client.resume(parked)
+    for job in (running, parked):
+        ended = client.wait(job, PATIENCE_S)
+        assert ended is not None
+        assert (ended.state, ended.restarts) == ("succeeded", 0)
+    digests = {job: Path(client.logs(job).out).read_text().split()[-1] for job in (alone, running, parked)}
+    assert len(set(digests.values())) == 1, digests
+    made = {
+        job: [int(line.split()[1]) for line in _lines(client.logs(job).err) if line.startswith("made")]
+        for job in (alone, running, parked)
+    }
+    assert all(0 < made[job][-1] < made[alone][0] for job in (running, parked)), "they began anew"
+    shell("down")
+    assert not kept_files(shell)
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text(encoding="utf-8").splitlines()
+
+
+def test_a_job_that_cannot_be_kept_is_named_and_all_go_on(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    enough = shell.directory / "enough"
+    words = [sys.executable, str(RANK), str(enough), "0"]
+    bad = client.submit(["--", *words], name="bad")
+    good = client.submit(["--", *words, "--portable"], name="good")
+    for job in (bad, good):
+        until(client, job, lambda info: info.steps > 0)
+    pid = shell.pid
+    said = shell("down", "--keep", code=2)
+    assert "1 job cannot be kept: bad (no other process can go on from its snapshot" in said
+    assert "exclude" in shell("down", "--keep", "--drain", code=2)
+    enough.touch()
+    assert {client.wait(job, PATIENCE_S).state for job in (bad, good)} == {"succeeded"}  # type: ignore[union-attr]
+    assert shell.pid == pid
+    shell("down")
+
+
+def test_kept_jobs_wait_without_a_process_and_go_on(shell: Shell) -> None:
+    shell.up()
+    client = shell.client()
+    enough = shell.directory / "enough"
+    jobs = [
+        client.submit(["--", sys.executable, str(RANK), str(enough), "0", "--portable"]) for _ in range(2)
+    ]
+    for job in jobs:
+        until(client, job, lambda info: info.steps > 0)
+    shell("down", "--keep")
+    assert not [one for job in jobs for one in shell.processes_of(job)]
+    enough.touch()
+    shell.up()
+    assert {client.wait(job, PATIENCE_S).state for job in jobs} == {"succeeded"}  # type: ignore[union-attr]
+    shell("down")
