@@ -21,6 +21,7 @@ from gpuslice.types import (
     Label,
     OptionalRankCount,
     PathText,
+    Priority,
     RankCount,
     Seconds,
     UnixTime,
@@ -85,6 +86,8 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         ``themis``.
     weight
         The job's share under policies that know weights.
+    priority
+        Jobs of higher priority get devices before others, under every policy. The policy ranks equal ones.
     steps, max_steps
         Number of optimizer steps, if known, to show progress. ``max_steps`` ends the job as a success at
         the first boundary after that number. 0: not stated.
@@ -155,6 +158,9 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         ""
     )
     weight: Annotated[Weight, Option(_SHARES, "W", "The job's share under rr and gandiva.")] = 1.0
+    priority: Annotated[
+        Priority, Option(_SHARES, "N", "Jobs of higher priority get devices first, under every policy.")
+    ] = 0
     steps: Annotated[Count, Option(_TIMES, "N", "Optimizer steps of the whole training, if known.")] = 0
     max_steps: Annotated[Count, Option(_TIMES, "N", "End the job as a success after N optimizer steps.")] = 0
     expected_s: Annotated[

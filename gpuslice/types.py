@@ -60,6 +60,8 @@ ExitCode = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Seconds = Annotated[float, Meta(ge=0.0, le=MAX_SECONDS)]
 #: A moment of a scheduler's clock, which goes on from one scheduler to the next.
 Moment = Annotated[float, Meta(ge=0.0, le=1e12)]
+#: A job's priority; higher first.
+Priority = Annotated[int, Meta(ge=-(10**6), le=10**6)]
 #: A Unix time, up to the year 8307.
 UnixTime = Annotated[float, Meta(ge=0.0, le=2e11)]
 #: A training loss: any finite number.

@@ -220,6 +220,7 @@ class JobInfo(Verb, frozen=True):
     copy_age_s: float | None = None
     state_arrived_bytes: int | None = None
     state_bytes: int | None = None
+    priority: int = 0
     time_limit_s: float | None = None
     begin_unix_s: float | None = None
     after: tuple[str, ...] = ()

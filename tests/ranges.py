@@ -33,6 +33,7 @@ RANKS = Range((1, 2**16), (-1, 0, 2**16 + 1, 2**31, None))
 OPTIONAL_RANKS = Range((0, 2**16), (-1, 2**16 + 1, 2**31, None))
 PID = Range((0, 2**31 - 1), (-1, 2**31, None))
 SECONDS = Range((0.0, 0, 1e9), (-5e-324, -1.0, -inf, nextafter(1e9, inf), inf, nan, "1"))
+PRIORITY = Range((-(10**6), 0, 10**6), (-(10**6) - 1, 10**6 + 1, 0.5, None, "1"))
 UNIX_TIME = Range((0.0, 0, 2e11), (-1.0, nextafter(2e11, inf), inf, nan, None, "1"))
 OPTIONAL_SECONDS = Range((None, *SECONDS.within), SECONDS.beyond)
 LOSS = Range((None, -1e300, 1e300), (-inf, -1.1e300, 1.1e300, inf, nan, "1"))
@@ -121,6 +122,7 @@ _BY_NAME = {
     "behind": PID,
     "replaces": PID,
     "pid": PID,
+    "priority": PRIORITY,
     "rank": RANK,
     "reason": TEXT,
     "remedy": TEXT,

@@ -30,6 +30,7 @@ from gpuslice.sched_core.policy import (
     View,
 )
 from gpuslice.sched_core.policy_calls import ask_for_plan
+from gpuslice.sched_core.priorities import Priorities
 from gpuslice.sched_core.verification import verify
 
 from .computations import Computations
@@ -39,6 +40,8 @@ from .planned_devices import PlannedDevices
 #: The first and the longest pause before a policy that failed is asked again, in seconds.
 _ASK_AGAIN_S = 1.0
 _ASK_AGAIN_AT_MOST_S = 60.0
+#: How often a policy is asked again at one moment because jobs of higher priority have taken devices.
+_MOST_ROUNDS = 8
 
 
 class Planning:
@@ -61,6 +64,8 @@ class Planning:
     ----------
     policy
         The policy's name.
+    priorities
+        The policy, as it plans for jobs of several priorities.
     computations
         The computations that the policy asks for.
     granted
@@ -90,6 +95,8 @@ class Planning:
         self._queues = policy if isinstance(policy, Queues) else None
         self.wake_s: float | None = None
         self.plans = 0
+        self.priorities = Priorities(policy)
+        self._rounds = (-inf, 0)
         self._state, self._policy, self._view = state, policy, view
         self._eligibility, self._planned = eligibility, planned
         self.computations = Computations(state.order)
@@ -104,7 +111,8 @@ class Planning:
         if self._queues is None:
             return None
         try:
-            return self._queues.level(job.id)
+            asked = self.priorities.policy_of(job)
+            return asked.level(job.id) if isinstance(asked, Queues) else None
         except Exception:  # noqa: BLE001 (anybody's code, see _plan; without it, only a column stays empty)
             return None
 
@@ -129,15 +137,25 @@ class Planning:
         if plan is not None:
             self._adopt(plan, now)
             self._note_guarantees(now)
+            self._ask_again(now)
         else:
             self.granted = []
+
+    def _ask_again(self, now: float) -> None:
+        """Have the policy asked again at once if jobs were suspended for others of higher priority."""
+        since_s, rounds = self._rounds
+        self._rounds = (now, rounds + 1 if since_s == now and self.priorities.unfinished else 0)
+        if self.priorities.unfinished and rounds < _MOST_ROUNDS:
+            self._state.plan_due = True
+        elif self.priorities.unfinished:
+            self.wake_s = min(now + _ASK_AGAIN_S, inf if self.wake_s is None else self.wake_s)
 
     def _plan(self, now: float) -> Plan | None:
         """Return the policy's plan, verified. None if the policy failed or its plan is impossible."""
         plan: Plan | None = None
         self.plans += 1
         try:
-            plan = ask_for_plan(self._policy, self._view)
+            plan = ask_for_plan(self.priorities, self._view)
             verify(plan, self._view, self._state.ledger, self._eligibility.eligible)
         except PolicyError as error:
             self.complain(error, plan)
@@ -197,7 +215,8 @@ class Planning:
             return
         for job in self._eligibility.dated.values():
             try:
-                granted = guarantor.guaranteed(job.id)
+                asked = self.priorities.policy_of(job)
+                granted = (asked if isinstance(asked, Guarantees) else guarantor).guaranteed(job.id)
             except Exception as error:  # noqa: BLE001 (anybody's code, see _plan)
                 self.complain(error, None)
                 self.guarantees, self._guarantor = False, None

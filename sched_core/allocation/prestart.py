@@ -32,11 +32,14 @@ from gpuslice.sched_core.policy import (
     View,
 )
 from gpuslice.sched_core.policy_calls import ask_for_plan
+from gpuslice.sched_core.priorities import Priorities
 
 from .quotas import Quotas
 
 #: A job that was started and has not said Hello for so long may be no training at all. Its place is given up.
 HELLO_TIMEOUT_S = 60.0
+#: How often the copy of the policy is asked again because jobs of higher priority have taken slots.
+_MOST_ROUNDS = 8
 
 
 class Prestart:
@@ -76,7 +79,8 @@ class Prestart:
         #: The stand-ins that the copy of the policy sees, by the id of their job.
         self._twins: dict[str, Gang] = {}
         #: The copy of the policy. None if it cannot be copied, or has failed: then the oldest job is next.
-        self._policy = _copy(policy)
+        copied = _copy(policy)
+        self._policy = None if copied is None else Priorities(copied)
         self._view = View(Cluster([1]), self._twins)
 
     def set_limit(self, limit: int) -> None:
@@ -203,8 +207,11 @@ class Prestart:
         if (twin := self._twins.pop(job.id, None)) is not None and not self._view.changes.reset:
             self._view.changes.withdrawn(twin)
 
-    def _ask(self, now: float) -> None:
-        """Ask the copy of the policy which jobs come next, if any job came or left."""
+    def _ask(self, now: float, again: int = _MOST_ROUNDS) -> None:
+        """Ask the copy of the policy which jobs come next, if any job came or left.
+
+        It is asked up to ``again`` times more if jobs of higher priority took slots of others.
+        """
         changes = self._view.changes
         if not (changes.reset or changes.arrived or changes.finished):
             return
@@ -235,6 +242,9 @@ class Prestart:
             elif isinstance(decision, Stop):
                 self._forget(job)
                 self._first[job.id] = job
+        if self._policy.unfinished and again:
+            self._view.changes = Changes(reset=True)
+            self._ask(now, again - 1)
 
 
 def _twin(job: Gang, now: float) -> Gang:

@@ -51,6 +51,11 @@ def check_submission(state: State, allocation: Allocation, spec: JobSpec) -> Non
             f"job {spec.id} wants its deadline guaranteed, which this policy never does",
             "leave out --guaranteed, or start the scheduler with --policy chronus",
         )
+    if spec.priority and not allocation.planning.priorities.possible:
+        raise UsageError(
+            f"job {spec.id} has a priority, and policy {allocation.planning.policy} cannot plan by priority",
+            "leave out --priority, or mend the policy so that it can be copied (copy.deepcopy)",
+        )
     if unknown := [name for name in map(followed, spec.after) if name not in state.jobs]:
         raise UsageError(
             f"job {spec.id} is to start after job {unknown[0]}, and there is no such job",

@@ -174,6 +174,7 @@ class Blockers:
             "taken": taken,
             "started_before": () if job.command.launched else tuple(core.allocation.prestart.started),
             "queued_before": self._queued_before(job),
+            "outranked": sum(n for priority, n in self._priorities.items() if priority > job.spec.priority),
             "memory": self._memory(job, usable),
         }
 
@@ -268,6 +269,11 @@ class Blockers:
         planning = self._core.allocation.planning
         waiting = (job for job in self._core.jobs.values() if job.shown and not job.running)
         return Counter(level for job in waiting if (level := planning.level(job)) is not None)
+
+    @cached_property
+    def _priorities(self) -> Counter[int]:
+        """The number of jobs of each priority that the policy may choose."""
+        return Counter(job.spec.priority for job in self._core.jobs.values() if job.shown)
 
     @cached_property
     def _usable(self) -> list[int]:

@@ -173,6 +173,7 @@ class Overview:
             slowdown=None if slower is None else slower.mean,
             peak_bytes=job.peak_bytes or None,
             slowdown_interval=None if slower is None else (slower.low, slower.high),
+            priority=job.spec.priority,
             time_limit_s=job.spec.time_limit_s or None,
             begin_unix_s=job.conditions.begin_unix_s or None,
             after=job.conditions.after,

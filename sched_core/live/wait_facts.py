@@ -119,6 +119,8 @@ class Facts:
         Devices that it has; those that the plan has for it.
     size
         How many devices can be had now, by anybody.
+    outranked
+        Jobs of higher priority that train or wait.
     queued_before
         Jobs in more urgent queues of the policy.
     """
@@ -182,4 +184,5 @@ class Facts:
     free: tuple[str, ...] = ()
     taken: tuple[Use, ...] = ()
     queued_before: int = 0
+    outranked: int = 0
     memory: Memory | None = None

@@ -291,6 +291,9 @@ def _taken(facts: Facts) -> str | None:
     if facts.memory is not None:
         needs, device, left = facts.memory
         parts.append(f"memory: needs {format_size(needs)}, {device} has {format_size(left)} left")
+    if facts.outranked:
+        jobs = "1 job has" if facts.outranked == 1 else f"{facts.outranked} jobs have"
+        parts.append(f"{jobs} a higher priority")
     if facts.queued_before:
         jobs = "1 job is" if facts.queued_before == 1 else f"{facts.queued_before} jobs are"
         parts.append(f"{jobs} before it in policy {facts.policy}")

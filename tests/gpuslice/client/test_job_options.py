@@ -45,6 +45,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
         "tenant": TEXT,
         "app": TEXT,
         "weight": st.integers(1, 10**6).map(lambda n: n / 1000),
+        "priority": st.integers(0, 9),
         "steps": COUNTS,
         "max_steps": COUNTS,
         "expected_s": SECONDS,
