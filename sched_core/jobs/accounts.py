@@ -56,13 +56,24 @@ class AccountedJob(Job):
         Seconds up to the present stretch: without devices; likewise because its owner held it or it might not
         start yet; on devices while it came, left or ended; on devices before the first boundary of a
         training. With ``executed_s`` they are its age.
+    not_counted_s
+        Time on its devices that does not count towards its time limit.
     """
 
-    __slots__ = ("_training_setup_s", "held_s", "setup_s", "stretch", "switching_s", "waited_s")
+    __slots__ = (
+        "_training_setup_s",
+        "held_s",
+        "not_counted_s",
+        "setup_s",
+        "stretch",
+        "switching_s",
+        "waited_s",
+    )
 
     def __init__(self, spec: JobSpec, number: int) -> None:
         super().__init__(spec, number)
         self.stretch = Stretch(Activity.WAITS, spec.submit_s)
+        self.not_counted_s = 0.0
         self.waited_s = self.held_s = self.switching_s = self.setup_s = 0.0
         #: Seconds of set-up of the present training, up to the present stretch.
         self._training_setup_s = 0.0
@@ -130,10 +141,17 @@ class AccountedJob(Job):
         return self._counts_since_s <= now
 
     def has_had_devices_s(self, seconds: float) -> float:
-        """Return when it will have been on its devices for ``seconds``; infinite while it is not on them."""
+        """Return when it will have been on its devices for ``seconds``; infinite while it is not on them.
+
+        Time before its owner had it started again (``requeue``) does not count.
+        """
         if self.stretch.activity not in (Activity.SETS_UP, Activity.TRAINS):
             return inf
-        return self.stretch.since_s + seconds - (self.executed_s + self.setup_s)
+        return self.stretch.since_s + seconds + self.not_counted_s - (self.executed_s + self.setup_s)
+
+    def count_devices_anew(self) -> None:
+        """Count the time on its devices for ``has_had_devices_s`` from 0 again. It has no devices now."""
+        self.not_counted_s = self.executed_s + self.setup_s
 
     @property
     def setup_since_s(self) -> float | None:

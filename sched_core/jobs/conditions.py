@@ -53,6 +53,10 @@ class Conditions(msgspec.Struct):
         """Note that the moment has come."""
         self.begin_unix_s = 0.0
 
+    def waive(self) -> None:
+        """Note that its owner wants it started whatever was stated before."""
+        self.begin_unix_s, self.after = 0.0, ()
+
     def fulfil(self, dependency: str) -> None:
         """Note that a job that is followed has ended as it must."""
         self.after = tuple(one for one in self.after if one != dependency)

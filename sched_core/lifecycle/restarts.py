@@ -68,11 +68,14 @@ def close(state: State, job: Gang, now: float) -> None:
 def requeue(state: State, job: Gang, now: float, *, fresh: bool) -> None:
     """Queue ``job``, which has ended and has no process left, for another attempt.
 
-    It goes on from its newest snapshot, or, if ``fresh``, from the beginning.
+    It goes on from its newest snapshot, or, if ``fresh``, from the beginning. It waits for no moment and no
+    other job, and its time limit begins anew.
     """
     job.move(Trigger.RETRY, now)
     job.begin_again(now)
     job.pardon()
+    job.conditions.waive()
+    job.count_devices_anew()
     if fresh:
         job.command.begin_anew()
     state.reconcile_later(job)

@@ -21,6 +21,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Moved,
     RankGone,
     Released,
+    Requeued,
     Submitted,
     WakeAt,
 )
@@ -186,6 +187,19 @@ def test_a_restarted_job_is_followed_only_at_its_end() -> None:
     day.run("a")
     day.end("a", -9)
     assert (day.state("a"), day.starts("b")) == (JobState.FAILED, True)
+
+
+@pytest.mark.parametrize("fields", [{"after": ("a",)}, {"begin_unix_s": NOON + 60.0}])
+def test_a_job_that_is_requeued_waits_for_nothing_more(fields: dict[str, object]) -> None:
+    day = Day(2)
+    day.ask("a", hold=True)
+    day.ask("b", **fields)
+    day.do(Cancelled("a", "no"))
+    if day.state("b") is not JobState.CANCELLED:
+        day.do(Cancelled("b", "no"))
+    day.wake(120.0)
+    day.do(Requeued("b"))
+    assert day.starts("b")
 
 
 def test_a_job_cannot_follow_one_that_does_not_exist() -> None:

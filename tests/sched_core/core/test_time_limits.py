@@ -15,6 +15,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Launch,
     RankGone,
     Released,
+    Requeued,
     Submitted,
     WakeAt,
     Woken,
@@ -110,6 +111,17 @@ def test_attempts_count_together() -> None:
     driver.hello("a")
     driver.resumed("a")
     assert killed(driver.wake(2.5)) == []
+    assert killed(driver.wake(0.5)) == [Purpose.FAIL]
+
+
+def test_a_job_that_is_requeued_has_all_of_its_time_again() -> None:
+    driver = limited()
+    driver.wake(LIMIT_S - 2.0)
+    end(driver, -15)
+    driver.do(Requeued("a"))
+    driver.hello("a")
+    driver.resumed("a")
+    assert killed(driver.wake(LIMIT_S - 0.5)) == []
     assert killed(driver.wake(0.5)) == [Purpose.FAIL]
 
 
