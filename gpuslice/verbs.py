@@ -17,6 +17,7 @@ from gpuslice.types import (
     Count,
     JobName,
     Label,
+    Seconds,
     Word,
 )
 from gpuslice.types import Weight as WeightValue
@@ -117,6 +118,52 @@ class Weight(Verb, tag="weight", frozen=True):
 
     job: JobName
     weight: WeightValue
+
+
+class Pause(Verb, tag="pause", frozen=True):
+    """A request to close devices to all jobs for so long (None: until ``Unpause``). What is there parks.
+
+    Here and in the next ones ``devices`` are names of devices, or of nodes with all of theirs.
+    """
+
+    devices: tuple[Label, ...]
+    for_s: Seconds | None = None
+
+
+class Unpause(Verb, tag="unpause", frozen=True):
+    """A request to open paused devices again."""
+
+    devices: tuple[Label, ...]
+
+
+class Drain(Verb, tag="drain", frozen=True):
+    """A request to let no job begin on these devices (none named: on all). Those that have begun go on."""
+
+    devices: tuple[Label, ...] = ()
+
+
+class Undrain(Verb, tag="undrain", frozen=True):
+    """A request to let jobs begin again on these devices (none named: on all that are drained)."""
+
+    devices: tuple[Label, ...] = ()
+
+
+class Reserve(Verb, tag="reserve", frozen=True):
+    """A request to let only jobs of ``user`` have devices, in a time that begins and ends in so many seconds.
+
+    ``user`` is a tenant; empty: the jobs without one.
+    """
+
+    devices: tuple[Label, ...]
+    begin_in_s: Seconds
+    end_in_s: Seconds
+    user: Label = ""
+
+
+class Unreserve(Verb, tag="unreserve", frozen=True):
+    """A request to end a reservation, or not to begin it."""
+
+    reservation: JobName
 
 
 class Logs(Verb, tag="logs", frozen=True):
@@ -246,10 +293,26 @@ class ArrayInfo(Verb, frozen=True):
 
 
 class DeviceInfo(Verb, frozen=True):
-    """One device and the jobs on it."""
+    """One device, the jobs on it, and to whom it is closed (docs/json.md)."""
 
     name: str
     jobs: tuple[str, ...]
+    paused: bool = False
+    paused_until_unix_s: float | None = None
+    drained: bool = False
+    reserved_for: str | None = None
+    reserved_until_unix_s: float | None = None
+
+
+class ReservationInfo(Verb, frozen=True):
+    """One reservation, as ``reserve --list --json`` prints it (docs/json.md)."""
+
+    id: str
+    devices: tuple[str, ...]
+    begin_unix_s: float
+    end_unix_s: float
+    user: str
+    active: bool
 
 
 class NodeInfo(Verb, frozen=True):
@@ -292,6 +355,7 @@ class SchedulerStatus(Verb, tag="standing", frozen=True):
     endpoints: tuple[str, ...]
     nodes: tuple[NodeInfo, ...] = ()
     arrays: tuple[ArrayInfo, ...] = ()
+    reservations: tuple[ReservationInfo, ...] = ()
 
 
 class Ended(Verb, tag="ended", frozen=True):
@@ -347,6 +411,17 @@ class Moving(Verb, tag="moving", frozen=True):
     expected_s: float | None
 
 
+class DevicesChanged(Verb, tag="devices_changed", frozen=True):
+    """The answer that a request about devices has been carried out, with the devices that it was about.
+
+    ``until_unix_s`` is the end of a pause, if it has one.
+    """
+
+    devices: tuple[str, ...]
+    until_unix_s: float | None = None
+    reservation: ReservationInfo | None = None
+
+
 class Done(Verb, tag="done", frozen=True):
     """The answer that the request has been carried out."""
 
@@ -359,9 +434,12 @@ class Failed(Verb, tag="failed", frozen=True):
     exit_code: int
 
 
+#: The requests that are about devices.
+DeviceVerb = Pause | Unpause | Drain | Undrain | Reserve | Unreserve
 Request = (
     Submit
     | SubmitArray
+    | DeviceVerb
     | Admission
     | Status
     | Wait
@@ -377,7 +455,17 @@ Request = (
     | Down
 )
 Answer = (
-    Accepted | AcceptedArray | SchedulerStatus | Ended | History | LogFiles | LogPart | Moving | Done | Failed
+    Accepted
+    | AcceptedArray
+    | SchedulerStatus
+    | Ended
+    | History
+    | LogFiles
+    | LogPart
+    | Moving
+    | DevicesChanged
+    | Done
+    | Failed
 )
 
 _encoder = msgspec.msgpack.Encoder()

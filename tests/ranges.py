@@ -106,6 +106,7 @@ _BY_NAME = {
     "wait_for_node_s": OPTIONAL_SECONDS,
     "guaranteed": FLAG,
     "job": NAME,
+    "keep": FLAG,
     "largest_bytes": BYTES,
     "peak_bytes": BYTES,
     "loss": LOSS,
@@ -125,6 +126,11 @@ _BY_NAME = {
     "priority": PRIORITY,
     "rank": RANK,
     "reason": TEXT,
+    "reservation": NAME,
+    "begin_in_s": SECONDS,
+    "end_in_s": SECONDS,
+    "for_s": OPTIONAL_SECONDS,
+    "user": LABEL,
     "remedy": TEXT,
     "retryable": FLAG,
     "route": LABEL,
@@ -154,7 +160,7 @@ _BY_NAME = {
     "world_size": RANKS,
 }
 _OF_KIND = {
-    ("migrate", "devices"): LABELS,
+    **{(kind, "devices"): LABELS for kind in ("migrate", "pause", "unpause", "drain", "undrain", "reserve")},
     ("submit", "route"): ROUTE,
     ("submit_array", "route"): ROUTE,
     ("submit", "after"): DEPENDENCIES,

@@ -35,6 +35,12 @@ COMMANDS: dict[str, str] = {
     "migrate": "gpuslice.cli.migrate",
     "ship": "gpuslice.cli.ship",
     "weight": "gpuslice.cli.weight",
+    "pause": "gpuslice.cli.pause",
+    "unpause": "gpuslice.cli.unpause",
+    "drain": "gpuslice.cli.drain",
+    "undrain": "gpuslice.cli.undrain",
+    "reserve": "gpuslice.cli.reserve",
+    "unreserve": "gpuslice.cli.unreserve",
     "events": "gpuslice.cli.events",
     "top": "gpuslice.cli.top",
     "timeline": "gpuslice.cli.timeline",
@@ -56,7 +62,10 @@ _SCHEDULER = {"--connect": "GPUSLICE_CONNECT", "--curve-keys": "GPUSLICE_CURVE_K
 #: The commands that such a scheduler answers, or that say that it cannot.
 _ASK_A_SCHEDULER = frozenset(
     {"submit", "ps", "nodes", "show", "logs", "wait", "cancel", "suspend", "resume", "requeue", "migrate"}
-) | {*("weight", "events", "top", "timeline", "down")}
+) | {
+    *("weight", "events", "top", "timeline", "down"),
+    *("pause", "unpause", "drain", "undrain", "reserve", "unreserve"),
+}
 #: What a shell reports of a program that nobody reads any more (SIGPIPE).
 _NOBODY_READS = 141
 

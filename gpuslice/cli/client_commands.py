@@ -22,7 +22,7 @@ from gpuslice.config import parse_duration
 from gpuslice.errors import EnvironmentUnusableError, NoSchedulerError, UsageError
 from gpuslice.verbs import ArrayInfo, JobInfo, SchedulerStatus
 
-from . import event_line, job_choice, job_details, job_table, node_table, tables
+from . import device_remarks, event_line, job_choice, job_details, job_table, node_table, tables
 from .job_choice import Choice
 from .scheduler_options import named_scheduler
 from .text_width import cut
@@ -103,7 +103,8 @@ def ps(
                 tables.show(tables.jobs(status.jobs))
             else:
                 job_table.show(status.jobs, status.arrays if fold else ())
-                for line in node_table.remarks(status.nodes, only_bad=True):
+                closed = device_remarks.remarks(status.devices, time.time())
+                for line in (*closed, *node_table.remarks(status.nodes, only_bad=True)):
                     print(cut(line, job_table.MOST_COLUMNS), flush=True)
             if not watch:
                 return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from gpuslice.verbs import DeviceInfo, JobInfo, SchedulerStatus, SliceInfo
 
-from . import job_table, node_table, tables
+from . import device_remarks, job_table, node_table, tables
 from .text_width import one_line
 
 #: What the strips show, up to now, and in how many characters.
@@ -82,13 +83,18 @@ def _headline(status: SchedulerStatus, notice: str) -> Text:
 
 
 def _devices(status: SchedulerStatus, colours: dict[str, str]) -> Table:
-    table = _table("DEVICE", _STRIP, "HELD BY")
+    table, now_unix_s = _table("DEVICE", _STRIP, "HELD BY"), time.time()
     states = {job.id: job.state for job in status.jobs}
     for device in status.devices:
         holders = Text(", ").join(
             Text.assemble((job, colours.get(job, "")), f" {states.get(job, '')}") for job in device.jobs
         )
-        table.add_row(device.name, _device_strip(device, status, colours), holders or Text("free", "dim"))
+        closed = device_remarks.closed(device, now_unix_s)
+        if not holders:
+            holders = Text(closed or "free", "dim")
+        elif closed:
+            holders.append(f" ({closed})", "dim")
+        table.add_row(device.name, _device_strip(device, status, colours), holders)
     return table
 
 

@@ -44,6 +44,8 @@ def local_time(unix_s: float) -> str:
 
 def _with_unit(name: str, value: float | str | bool | None) -> str:
     """Return ``after=2.000s`` for ``after_s`` and ``bytes=1.00MiB`` for a number of bytes."""
+    if isinstance(value, float) and name.endswith("_unix_s"):
+        return f"{name.removesuffix('_unix_s')}={datetime.fromtimestamp(value).isoformat(timespec='seconds')}"
     if isinstance(value, int | float) and not isinstance(value, bool):
         if name.endswith("_s"):
             return f"{name.removesuffix('_s')}={value:.3f}s"

@@ -17,7 +17,9 @@ from .declare import Argument, Parameter, parameters
 #: Commands that need no parser, because all they take is declared by ``declare``.
 COMMANDS = frozenset(
     {"run", "submit", "ps", "nodes", "show", "logs", "wait", "cancel", "suspend", "resume", "requeue"}
-) | frozenset({"migrate", "weight", "events", "down", "smi"})
+) | frozenset(
+    {"migrate", "weight", "events", "down", "smi", "pause", "unpause", "drain", "undrain", "unreserve"}
+)
 
 
 def find(module: str, words: Sequence[str]) -> Callable[[], int] | None:

@@ -23,6 +23,11 @@ GROUPS = (
         "gpuslice up --devices cuda:0 && gpuslice submit train.py",
         ("up", "submit", "wait", "cancel", "suspend", "resume", "requeue", "migrate", "weight", "down"),
     ),
+    Group(
+        "Devices for people",
+        "gpuslice pause cuda:1 --for 2h",
+        ("pause", "unpause", "reserve", "unreserve", "drain", "undrain"),
+    ),
     Group("Look", "gpuslice show train-1", ("ps", "nodes", "show", "top", "logs", "events", "timeline")),
     Group("Measure", "gpuslice profile train.py", ("profile", "skew", "colocate", "smi")),
     Group("Simulate", "gpuslice sim trace.csv --cluster 2x4 --policy 2das", ("sim", "trace")),

@@ -35,6 +35,13 @@ OptionalJobs = Annotated[
     list[str] | None,
     Argument(metavar="[JOB|'GLOB']...", help="Ids of jobs, or quoted globs.", complete=_jobs_like),
 ]
+DevicesArgument = Annotated[
+    list[str], Argument(metavar="DEVICE...", help="Devices, as cuda:1, or nodes with all of theirs.")
+]
+OptionalDevices = Annotated[
+    list[str] | None,
+    Argument(metavar="[DEVICE|NODE]...", help="Devices, as cuda:1, or nodes with all of theirs."),
+]
 All = Annotated[bool, Option("--all", help="All jobs for which it is possible.")]
 Mine = Annotated[
     bool, Option("--mine", help="Only jobs of yours: those of the tenant with your name, or of none.")

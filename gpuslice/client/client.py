@@ -26,7 +26,16 @@ from gpuslice.errors import (
 from gpuslice.files import working_directory
 from gpuslice.job_request import ArrayRequest, JobRequest
 from gpuslice.types import checked, is_word
-from gpuslice.verbs import Answer, EventInfo, JobInfo, LogFiles, Moving, Request, SchedulerStatus
+from gpuslice.verbs import (
+    Answer,
+    DevicesChanged,
+    EventInfo,
+    JobInfo,
+    LogFiles,
+    Moving,
+    Request,
+    SchedulerStatus,
+)
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
 #: How often a client that waits looks whether there is still a scheduler, and asks again.
@@ -204,6 +213,39 @@ class Client:
     def weight(self, job: str, weight: float) -> None:
         """Give ``job`` another weight: its share under ``rr`` and ``gandiva``."""
         self._ask(verbs.Weight(job=job, weight=weight), verbs.Done)
+
+    def pause(self, devices: Sequence[str], *, for_s: float | None = None) -> DevicesChanged:
+        """Close ``devices`` to all jobs for ``for_s`` (None: until ``unpause``). What is there parks.
+
+        A name of a node stands for all of its devices, here and in the next methods.
+        """
+        return self._ask(verbs.Pause(devices=tuple(devices), for_s=for_s), verbs.DevicesChanged)
+
+    def unpause(self, devices: Sequence[str]) -> DevicesChanged:
+        """Open paused ``devices`` again."""
+        return self._ask(verbs.Unpause(devices=tuple(devices)), verbs.DevicesChanged)
+
+    def drain(self, devices: Sequence[str] = ()) -> DevicesChanged:
+        """Let no job begin on ``devices`` (none named: on all). Jobs that have begun there go on."""
+        return self._ask(verbs.Drain(devices=tuple(devices)), verbs.DevicesChanged)
+
+    def undrain(self, devices: Sequence[str] = ()) -> DevicesChanged:
+        """Let jobs begin again on ``devices`` (none named: on all that are drained)."""
+        return self._ask(verbs.Undrain(devices=tuple(devices)), verbs.DevicesChanged)
+
+    def reserve(
+        self, devices: Sequence[str], *, end_in_s: float, begin_in_s: float = 0.0, user: str = ""
+    ) -> DevicesChanged:
+        """Let only jobs of ``user`` have ``devices``, in a time that begins and ends in so many seconds.
+
+        ``user`` is a tenant; empty: the jobs without one. ``unreserve`` takes the ``id`` in the answer.
+        """
+        request = verbs.Reserve(devices=tuple(devices), begin_in_s=begin_in_s, end_in_s=end_in_s, user=user)
+        return self._ask(request, verbs.DevicesChanged)
+
+    def unreserve(self, reservation: str) -> DevicesChanged:
+        """End a reservation, or do not begin it."""
+        return self._ask(verbs.Unreserve(reservation=reservation), verbs.DevicesChanged)
 
     def logs(self, job: str) -> LogFiles:
         """Return the paths of the output of ``job``, on the scheduler's machine."""

@@ -71,6 +71,8 @@ class ClosedDevices:
         self._paused: dict[int, float] = {}
         self._drained: set[int] = set()
         self._reserved: dict[str, Reservation] = {}
+        #: How many reservations there ever were.
+        self._made = 0
         #: The names of the reservations whose time it is.
         self._present: set[str] = set()
 
@@ -98,6 +100,16 @@ class ClosedDevices:
     def reservations(self) -> tuple[Reservation, ...]:
         """All reservations, the first to begin first."""
         return tuple(sorted(self._reserved.values(), key=lambda one: (one.begin_unix_s, one.name)))
+
+    @property
+    def endless(self) -> frozenset[int]:
+        """The devices that stay closed, to some jobs at least, until somebody opens them."""
+        return frozenset({*self._drained, *(one for one, end_s in self._paused.items() if end_s == inf)})
+
+    @property
+    def next_name(self) -> str:
+        """The name of the next reservation."""
+        return f"r{self._made + 1}"
 
     @property
     def present(self) -> tuple[Reservation, ...]:
@@ -170,6 +182,7 @@ class ClosedDevices:
                     "choose another time or another device; `gpuslice reserve --list` shows all",
                 )
         self._reserved[reservation.name] = reservation
+        self._made += 1
 
     def unreserve(self, name: str) -> Reservation:
         """End the reservation ``name`` and return it. Raise ``UsageError`` if there is none."""
@@ -212,13 +225,13 @@ class ClosedDevices:
     def reason(self, job: Tenant, device: int, now: float) -> str:
         """Return in words why ``job`` may not have ``device``, such as ``cuda:1 is paused until 14:00``."""
         name, now_unix_s = self._names[device], self.unix_s(now)
-        if device in self._paused:
-            end_s = self._paused[device]
-            return f"{name} is paused until {'it is unpaused' if end_s == inf else at(end_s, now_unix_s)}"
+        if (end_s := self._paused.get(device)) is not None:
+            until = f" until {at(end_s, now_unix_s)}" if end_s < inf else f" (`gpuslice unpause {name}`)"
+            return f"{name} is paused{until}"
         for one in self.present:
             if device in one.devices and one.tenant != job.spec.tenant:
                 return f"{name} is reserved for {owner(one.tenant)} until {at(one.end_unix_s, now_unix_s)}"
-        return f"{name} is drained until it is undrained"
+        return f"{name} is drained (`gpuslice undrain {name}`)"
 
 
 def owner(tenant: str) -> str:

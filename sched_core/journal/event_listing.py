@@ -6,10 +6,10 @@ import msgspec
 
 from gpuslice.sched_core.lifecycle.events import (
     ArraySubmitted,
+    Clocked,
     Computed,
     Event,
     Limited,
-    Moved,
     Noted,
     Plain,
     PortFound,
@@ -24,6 +24,8 @@ from gpuslice.wire import MAX_MESSAGE_BYTES, Progress
 
 from .journal import Journal
 
+#: Fields that are no details of an event, or are said of each event.
+_HIDDEN = frozenset({"job", "id", "rank", "version", "unix_s"})
 #: Most entries that are read for one answer.
 _MOST = 500
 #: An answer is no longer than this plus one entry. Ranks' errors can be long.
@@ -59,10 +61,9 @@ def _info(number: int, at_s: float, unix_s: float | None, event: Event) -> Event
     elif isinstance(event, Submitted | ArraySubmitted):
         told = event.spec
     fields = event.details if isinstance(event, Noted) else msgspec.structs.asdict(told)
+    hidden = _HIDDEN - {"unix_s"} if isinstance(event, Clocked) else _HIDDEN
     details: dict[str, Plain] = {
-        name: value
-        for name, value in fields.items()
-        if name not in ("job", "id", "rank", "version") and isinstance(value, Plain)
+        name: value for name, value in fields.items() if name not in hidden and isinstance(value, Plain)
     }
     attempt = details.get("attempt")
     if not isinstance(event, Noted) and isinstance(attempt, int):
@@ -71,8 +72,8 @@ def _info(number: int, at_s: float, unix_s: float | None, event: Event) -> Event
         details["deadline_s"] = event.spec.last_deadline_s
     if isinstance(event, ArraySubmitted):
         details["jobs"] = len(event.points)
-    if isinstance(event, Moved):
-        details["devices"] = ",".join(event.devices)
+    if isinstance(devices := getattr(event, "devices", None), tuple):
+        details["devices"] = ",".join(devices)
     return EventInfo(
         number=number,
         at_s=at_s,

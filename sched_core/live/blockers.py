@@ -130,6 +130,7 @@ class Blockers:
         stuck = places.obstacle(job) or next((rank.stuck for rank in job.there() if rank.stuck), "")
         return {
             "lease": self._names(job.lease),
+            "closed": self._closed(job),
             "wanted": self._names(job.wanted),
             "finishing": job.finishing,
             "stuck": stuck,
@@ -149,7 +150,10 @@ class Blockers:
         core, planning = self._core, self._core.allocation.planning
         nodes = self._confined_to(job)
         usable = self._usable if nodes is None else [d for d in self._usable if self._node(d) in nodes]
-        taken, free = self._everywhere if nodes is None and not job.running else self._split(usable, job)
+        if job.closed:
+            usable = [device for device in usable if device not in job.closed]
+        anywhere = nodes is None and not job.running and not job.closed
+        taken, free = self._everywhere if anywhere else self._split(usable, job)
         failure, wake_s = planning.failure, planning.wake_s
         again_s = wake_s if failure is None else failure[1]
         return {
@@ -169,6 +173,7 @@ class Blockers:
             "within": () if nodes is None else tuple(map(self._node_name, sorted(nodes))),
             "not_for": tuple((self._node_name(node), why) for node, why in job.command.not_for.items()),
             "lost": self._lost(self._core.state.nodes.silent_since_s),
+            "shut_out": job.shut_out,
             "size": len(usable),
             "free": free,
             "taken": taken,
@@ -243,6 +248,14 @@ class Blockers:
         else:
             return None
         return None if len(nodes) == self._node_count else nodes
+
+    def _closed(self, job: Gang) -> tuple[str, ...]:
+        """Return why ``job`` may not have devices; if it has some, or can be only on some, about these."""
+        about = job.lease or (job.home if job.bound else job.closed)
+        closed = self._core.state.closed
+        return tuple(
+            closed.reason(job, device, self._now_s) for device in sorted(job.closed.intersection(about))
+        )
 
     def _memory(self, job: Gang, usable: Sequence[int]) -> Memory | None:
         """Return the memory that ``job`` needs beside another, if the policy packs and no device has it."""

@@ -7,6 +7,7 @@ it. A client that connects and says nothing, or leaves before the answer, costs 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from gpuslice.errors import (
     RemoteProtocolError,
     UsageError,
 )
+from gpuslice.sched_core.core.device_verbs import answer_to, event_of
 from gpuslice.sched_core.job import DEFAULTS, JobDefaults
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.program import Program
@@ -45,8 +47,11 @@ from gpuslice.verbs import (
     Admission,
     Answer,
     Cancel,
+    DevicesChanged,
+    DeviceVerb,
     Done,
     Down,
+    Drain,
     Ended,
     Events,
     Failed,
@@ -54,14 +59,19 @@ from gpuslice.verbs import (
     Logs,
     Migrate,
     Moving,
+    Pause,
     ReadLog,
     Request,
     Requeue,
+    Reserve,
     Resume,
     Status,
     Submit,
     SubmitArray,
     Suspend,
+    Undrain,
+    Unpause,
+    Unreserve,
     Wait,
     Weight,
     decode_request,
@@ -238,6 +248,8 @@ class ClientSocket:
             case Weight():
                 self._known(request.job)
                 return self._changed(Weighted(request.job, request.weight))
+            case Pause() | Unpause() | Drain() | Undrain() | Reserve() | Unreserve():
+                return self._change_devices(request)
             case Events():
                 return history(self._journal, request.after)
             case Down():
@@ -263,6 +275,13 @@ class ClientSocket:
             # The error's remedy is the job's history, which helps only to find a bug of ours.
             raise UsageError(error.message, "`gpuslice ps` shows how it stands") from error
         return Done()
+
+    def _change_devices(self, request: DeviceVerb) -> DevicesChanged:
+        """Pause, drain or reserve devices, or end that."""
+        state = self._scheduler.core.state
+        event, before = event_of(state, request, time.time()), state.closed.reservations
+        self._scheduler.apply_request(event)
+        return answer_to(state, event, before)
 
     def _move(self, request: Moved) -> Moving:
         """Move a job, and return what is expected of it by what was known before."""
@@ -323,6 +342,8 @@ class ClientSocket:
             )
 
     def _down(self, requester: _Requester, *, drain: bool) -> None:
+        if drain:
+            self._check_can_drain()
         self._awaiting_shutdown.append(requester)
         # Jobs that are not started come first, or each would be started in the place of the one before.
         for job in sorted(self._scheduler.core.jobs.values(), key=lambda job: job.command.launched):
@@ -342,6 +363,17 @@ class ClientSocket:
         for requester in self._awaiting_shutdown:
             self._send(requester, Failed(error=error.message, remedy=error.remedy, exit_code=error.exit_code))
         self._awaiting_shutdown.clear()
+
+    def _check_can_drain(self) -> None:
+        """Raise ``UsageError`` if a job can never finish, because its devices are closed without an end."""
+        core = self._scheduler.core
+        closed, jobs = core.state.closed, core.jobs.values()
+        for job in jobs:
+            if not job.state.ended and job.shut_out and (devices := job.closed & closed.endless):
+                raise UsageError(
+                    f"job {job.id} cannot finish: {closed.reason(job, min(devices), self._scheduler.now())}",
+                    "open the device, cancel the job, or leave out --drain",
+                )
 
     def _known(self, name: str) -> Gang:
         job = self._scheduler.core.jobs.get(name)

@@ -32,6 +32,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Command,
     Compute,
     Computed,
+    DeviceRequest,
     Event,
     FindPort,
     Kept,
@@ -244,7 +245,7 @@ class Scheduler:
         if self.core.allocation.prestart.limit != jobs and self.now() >= self._rejections.again_s(event):
             self._occur(event)
 
-    def apply_request(self, request: OwnerRequest | Kept) -> None:
+    def apply_request(self, request: OwnerRequest | DeviceRequest | Kept) -> None:
         """Carry out what the owner of a job, or of the scheduler, requests."""
         self._handle(request)
 

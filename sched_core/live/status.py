@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.device_verbs import device_info, reservations
 from gpuslice.sched_core.jobs import places
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.types import shortened
-from gpuslice.verbs import ArrayInfo, DeviceInfo, JobInfo, NodeInfo, SchedulerStatus, SliceInfo
+from gpuslice.verbs import ArrayInfo, JobInfo, NodeInfo, SchedulerStatus, SliceInfo
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
 from .blockers import Blockers
@@ -54,21 +55,19 @@ class Overview:
         With ``fold`` the jobs of arrays do not count.
         """
         policy, pid = self._about
-        devices = [
-            DeviceInfo(name=str(name), jobs=tuple(occupants))
-            for name, occupants in zip(self._core.devices, self._core.state.occupants, strict=True)
-        ]
+        state = self._core.state
         jobs = [job for job in self._core.jobs.values() if not (fold and job.spec.array)]
         return SchedulerStatus(
             pid=pid,
             policy=policy,
             now_s=now_s,
-            devices=tuple(devices),
+            devices=tuple(device_info(state, device) for device in range(len(state.devices))),
             jobs=tuple(self._some(jobs[after : after + JOBS_AT_ONCE], now_s)),
             job_count=len(jobs),
             endpoints=endpoints,
             nodes=self.nodes(),
             arrays=() if after else tuple(self._arrays(now_s)),
+            reservations=reservations(state),
         )
 
     def _arrays(self, now_s: float) -> Iterator[ArrayInfo]:

@@ -117,6 +117,8 @@ class Facts:
         True if it is parked, or has no process, because the scheduler is to leave (``down --keep``).
     lease, wanted
         Devices that it has; those that the plan has for it.
+    closed, shut_out
+        Why it may not have devices that it could have else, in words; True if it can be on no other ones.
     size
         How many devices can be had now, by anybody.
     outranked
@@ -177,6 +179,8 @@ class Facts:
     policy_again_s: float | None = None
     computes: bool = False
     lost: tuple[Lost, ...] = ()
+    closed: tuple[str, ...] = ()
+    shut_out: bool = False
     bound_to: tuple[Use, ...] = ()
     within: tuple[str, ...] = ()
     not_for: tuple[tuple[str, str], ...] = ()

@@ -184,8 +184,9 @@ def _leaving(facts: Facts) -> str | None:
     if facts.state is not JobState.SUSPENDING:
         return None
     cause = (
-        "all its steps are made: it" if facts.finishing else "its owner holds it: it" if facts.held else "it"
-    )
+        "all its steps are made" if facts.finishing else "its owner holds it" if facts.held else ""
+    ) or "".join(facts.closed[:1])
+    cause = f"{cause}: it" if cause else "it"
     if facts.stuck:
         return f"{cause} is to stop; no boundary {facts.stuck} ({_so_far(facts)})"
     return f"{cause} stops at its next boundary ({_so_far(facts)})"
@@ -251,6 +252,12 @@ def _blocked(facts: Facts) -> str | None:
     return f"its process goes to {listed(facts.wanted)}"
 
 
+def _shut_out(facts: Facts) -> str | None:
+    if not facts.shut_out or facts.lease:
+        return None
+    return f"waits for {_count(facts.demand, 'device')}: {listed(facts.closed)}"
+
+
 def _policy_fails(facts: Facts) -> str | None:
     if not facts.policy_error:
         return None
@@ -288,6 +295,7 @@ def _taken(facts: Facts) -> str | None:
     parts = [f"waits for {_count(facts.demand, 'device')}{where}", *_uses(facts.taken)]
     if facts.free:
         parts.append(f"only {listed(facts.free)} {_is(len(facts.free))} free")
+    parts += facts.closed[:_MOST_NAMES]
     if facts.memory is not None:
         needs, device, left = facts.memory
         parts.append(f"memory: needs {format_size(needs)}, {device} has {format_size(left)} left")
@@ -316,7 +324,7 @@ def _not_chosen(facts: Facts) -> str | None:
 CASES: tuple[Callable[[Facts], str | None], ...] = (
     *(_ended, _node_lost, _relaunching, _relocating),
     *(_between, _coming, _leaving, _stays, _stuck, _unleased, _late, _sets_up),
-    *(_kept, _held, _begin, _after, _retries, _quota, _stranded, _starting, _ending),
+    *(_kept, _held, _begin, _after, _retries, _shut_out, _quota, _stranded, _starting, _ending),
     *(_lent, _blocked, _trial, _policy_fails, _bound, _too_few, _share, _not_started, _taken, _not_chosen),
 )
 

@@ -36,19 +36,20 @@ _AT_ONCE = 250
 _MESSAGES = int(os.environ.get("GPUSLICE_BORDERS", "6000"))
 #: Messages of one rank; then comes the next, because it may have talked its job to death.
 _OF_ONE_RANK = 4_000
+#: What would end the scheduler, submit more jobs, or keep the jobs that are to be talked to from its device.
+_NOT_ASKED = (verbs.Down, verbs.SubmitArray, verbs.Pause, verbs.Drain, verbs.Reserve)
 #: Of the scheduler's memory, once it has seen some of everything.
 _MAY_GROW_BYTES = 48 << 20
 
 
 def bodies(seed: int, job: str) -> Iterator[bytes]:
     """What a user asks; nothing that is really one more job or the end, but a few jobs at first."""
-    ends = verbs.Down | verbs.SubmitArray
     for request in requests(job):
-        yield from (body for body in at_extremes(request) if not isinstance(_read(body), ends))
+        yield from (body for body in at_extremes(request) if not isinstance(_read(body), _NOT_ASKED))
     random = Random(seed)
     while True:
         body = mutated(verbs.encode(random.choice(requests(job)))[1], random)
-        if not isinstance(_read(body), verbs.Submit | ends):
+        if not isinstance(_read(body), (verbs.Submit, *_NOT_ASKED)):
             yield body
 
 

@@ -144,6 +144,16 @@ def facts(state: JobState = WAITS, **values: object) -> Facts:
         ),
         ("sets_up", facts(JobState.RUNNING, lease=ON), "it sets up on cuda:0: no step yet (3.0 s so far)"),
         ("sets_up", facts(JobState.RUNNING, lease=ON, trains=True), None),
+        (
+            "leaving",
+            facts(JobState.SUSPENDING, lease=ON, closed=("cuda:0 is paused until 14:00",)),
+            "cuda:0 is paused until 14:00: it stops at its next boundary (3.0 s so far)",
+        ),
+        (
+            "shut_out",
+            facts(shut_out=True, closed=("cuda:0 is paused until 14:00", "cuda:1 is drained")),
+            "waits for 1 device: cuda:0 is paused until 14:00 and cuda:1 is drained",
+        ),
         ("held", facts(held=True), "held by its owner (`gpuslice resume j`)"),
         ("kept", facts(kept=True, held=True), "kept for the next `gpuslice up`"),
         (
