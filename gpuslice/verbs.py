@@ -204,6 +204,19 @@ class SliceInfo(Verb, frozen=True):
     until_s: float | None
 
 
+class AttemptInfo(Verb, frozen=True):
+    """One attempt of a job, counted from 1: when its command was started and ended (``None``: it has not).
+
+    ``failure`` is the class and the reason of its failure, if it failed.
+    """
+
+    number: int
+    since_s: float
+    until_s: float | None
+    exit_code: int | None
+    failure: str | None
+
+
 class JobInfo(Verb, frozen=True):
     """One job, as ``ps --json`` prints it. The keys are documented in docs/json.md and do not change."""
 
@@ -263,6 +276,8 @@ class JobInfo(Verb, frozen=True):
     why: str | None = None
     not_moved: str | None = None
     array: str | None = None
+    attempts: tuple[AttemptInfo, ...] = ()
+    directory: str = ""
     copy_on: str | None = None
     copy_age_s: float | None = None
     state_arrived_bytes: int | None = None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpuslice.client.client import Client
-from gpuslice.client.log_tail import start_of_last_lines
+from gpuslice.client.log_tail import last_lines, start_of_last_lines
 from gpuslice.config import parse_duration
 from gpuslice.errors import EnvironmentUnusableError, NoSchedulerError, UsageError
 from gpuslice.verbs import ArrayInfo, JobInfo, SchedulerStatus
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from gpuslice.daemon.stopped_scheduler import StoppedScheduler
 
 TIMED_OUT = 124
+#: So many lines of a job's output `show` prints.
+_SHOWN_LINES = 5
 _REFRESH_S = 1.0
 _LOG_LOOK_AGAIN_S = 0.25
 _EVENTS_LOOK_AGAIN_S = 0.5
@@ -141,10 +143,15 @@ def nodes(*, as_json: bool = False, state_dir: str | Path | None = None) -> int:
 def show(job: str, *, as_json: bool = False, state_dir: str | Path | None = None) -> int:
     """Print everything about one job."""
     with reading(state_dir) as client:
-        found = next((one for one in client.jobs() if one.id == job), None)
-    if found is None:
-        raise UsageError(f"there is no job {job!r}", "`gpuslice ps` lists them")
-    print(msgspec.json.encode(found).decode() if as_json else job_details.text(found))
+        status = client.status()
+        (found,) = job_choice.matching(status.jobs, [job])
+        if as_json:
+            print(msgspec.json.encode(found).decode())
+            return 0
+        output = {"stdout": last_lines(client, job, _SHOWN_LINES)}
+        if found.state == "failed" or not output["stdout"]:
+            output["stderr"] = last_lines(client, job, _SHOWN_LINES, err=True)
+    print(job_details.text(found, status.now_s, output))
     return 0
 
 

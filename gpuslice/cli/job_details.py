@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 
 from gpuslice.config import format_size
-from gpuslice.verbs import JobInfo
+from gpuslice.verbs import AttemptInfo, JobInfo
 
 from . import tables
 from .text_width import one_line
@@ -14,11 +16,51 @@ from .text_width import one_line
 _NONE = ("", "-")
 
 
-def text(job: JobInfo) -> str:
-    """Return the lines that ``gpuslice show`` prints: each known fact about ``job`` with its label."""
+def text(job: JobInfo, now_s: float = 0.0, output: Mapping[str, bytes] | None = None) -> str:
+    """Return the page that ``gpuslice show`` prints: each known fact about ``job`` with its label.
+
+    Parameters
+    ----------
+    now_s
+        The time of the scheduler's clock.
+    output
+        The last lines that the job wrote, by stream.
+    """
     said = [(label, one_line(value)) for label, value in _labelled(job) if value not in _NONE]
+    said += [(f"attempt {one.number}", one_line(_attempt(one, now_s))) for one in job.attempts]
     widest = max(len(label) for label, _ in said)
-    return "\n".join(f"{label:<{widest}}  {value}" for label, value in said)
+    lines = [f"{label:<{widest}}  {value}" for label, value in said]
+    for stream, written in (output or {}).items():
+        if written:
+            lines += ["", f"its last lines on {stream}:"]
+            lines += [f"  {one_line(line)}" for line in written.decode(errors="replace").splitlines()]
+    return "\n".join(lines)
+
+
+def _attempt(one: AttemptInfo, now_s: float) -> str:
+    """Return when an attempt began, how long it took and how it ended, in words."""
+    words = [f"began {tables.duration(max(0.0, now_s - one.since_s))} ago"]
+    if one.until_s is not None:
+        words.append(f"took {tables.duration(one.until_s - one.since_s)}")
+    if one.exit_code is not None:
+        words.append(f"exit code {one.exit_code}")
+    return f"{', '.join(words)}{f': {one.failure}' if one.failure else ''}"
+
+
+def _expected_end(job: JobInfo) -> str:
+    if job.eta_s is None:
+        return ""
+    return f"in {tables.duration(job.eta_s)}, {_clock(time.time() + job.eta_s)}, at its pace so far"
+
+
+def _expected_start(job: JobInfo) -> str:
+    if job.begin_unix_s is None or job.begin_unix_s <= time.time():
+        return ""
+    return f"not before {_clock(job.begin_unix_s)}"
+
+
+def _clock(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s).isoformat(sep=" ", timespec="minutes")
 
 
 def _labelled(job: JobInfo) -> Iterator[tuple[str, str]]:
@@ -29,12 +71,17 @@ def _labelled(job: JobInfo) -> Iterator[tuple[str, str]]:
     yield "reason", job.reason
     yield "exit", tables.ending(job)
     yield "command", shlex.join(job.command)
+    yield "directory", job.directory
+    yield "array", job.array or ""
+    yield "after", ", ".join(job.after)
+    yield "start", _expected_start(job)
     yield "devices", _devices(job)
     yield "shares", tables.shares(job)
     yield "progress", _progress(job)
     yield "time", _times(job)
     yield "waited", tables.waited(job)
-    yield "left", tables.duration(job.eta_s)
+    yield "expected end", _expected_end(job)
+    yield "time limit", tables.duration(job.time_limit_s)
     yield "deadline", tables.deadline(job)
     yield "slices", f"{job.slices}; suspends: {job.suspends}, moves: {job.migrations}"
     yield "blackout", tables.blackout(job)

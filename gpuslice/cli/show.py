@@ -7,9 +7,9 @@ from .options import JobArgument, Json, StateDir
 
 
 def command(job: JobArgument, as_json: Json = False, state_dir: StateDir = None) -> int:
-    """Show everything about one job.
+    """Show everything about one job on a page.
 
-    Why it waits, its devices, its progress, where its time has gone. The keys
-    of --json are those of a job in `gpuslice ps --json`.
+    What was asked for, why it waits, when it will end, its attempts, where its time has gone, what its
+    switches cost, its last lines. The keys of --json are those of a job in `gpuslice ps --json`.
     """
     return client_commands.show(job, as_json=as_json, state_dir=state_dir)

@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
+
+from gpuslice.verbs import LogFiles
 
 #: How far is looked back at once; a scheduler's answer has so much of a log.
 _BLOCK_BYTES = 256 << 10
+
+
+class LogReader(Protocol):
+    """What has the output of jobs: ``Client``, or the reader of a stopped scheduler's directory."""
+
+    def logs(self, job: str) -> LogFiles:
+        """Return the files of the output of ``job``."""
+        ...
+
+    def read_log(self, job: str, offset: int = 0, *, err: bool = False) -> bytes:
+        """Return some of the output of ``job`` from byte ``offset`` on."""
+        ...
+
+
+def last_lines(reader: LogReader, job: str, lines: int, *, err: bool = False) -> bytes:
+    """Return the last ``lines`` of the output of ``job``, or of its stderr, as it is now."""
+    files = reader.logs(job)
+    size_bytes = files.err_bytes if err else files.out_bytes
+    start = start_of_last_lines(lambda offset: reader.read_log(job, offset, err=err), size_bytes, lines)
+    return _whole(lambda offset: reader.read_log(job, offset, err=err), start, size_bytes)
 
 
 def start_of_last_lines(read: Callable[[int], bytes], size_bytes: int, lines: int) -> int:

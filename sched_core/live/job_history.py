@@ -16,6 +16,7 @@ from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import (
     Command,
     Event,
+    Exited,
     Kill,
     Launch,
     Notice,
@@ -66,6 +67,20 @@ class Slice:
     until_s: float | None = None
 
 
+@dataclass(slots=True)
+class Attempt:
+    """An attempt of a job: when its command was started and ended, and how; ``None``: it has not ended.
+
+    ``number`` counts from 1. ``failure`` is the class and the reason of its failure, if it failed.
+    """
+
+    number: int
+    since_s: float
+    until_s: float | None = None
+    exit_code: int | None = None
+    failure: str = ""
+
+
 class Account:
     """The history that is kept of one job.
 
@@ -77,6 +92,8 @@ class Account:
         The last ``RECENT`` slices, the oldest first.
     given
         How many slices there were.
+    attempts
+        The last ``RECENT`` attempts, the oldest first.
     switches
         How often it was suspended and brought back.
     blackout_s
@@ -84,11 +101,12 @@ class Account:
         When other processes were started for other devices, the time until it trained again counts, too.
     """
 
-    __slots__ = ("_cost_s", "_parks", "blackout_s", "given", "phase", "slices", "switches")
+    __slots__ = ("_cost_s", "_parks", "attempts", "blackout_s", "given", "phase", "slices", "switches")
 
     def __init__(self, phase: Phase) -> None:
         self.phase = phase
         self.slices: deque[Slice] = deque(maxlen=RECENT)
+        self.attempts: deque[Attempt] = deque(maxlen=RECENT)
         self.given = 0
         self.switches = 0
         self.blackout_s = 0.0
@@ -130,6 +148,16 @@ class Account:
         elif job.state is JobState.RUNNING:
             self._cost_s.clear()
         return ended
+
+    def exited(self, code: int, now: float) -> None:
+        """Note that the command of the present attempt has ended with exit code ``code``."""
+        if self.attempts and self.attempts[-1].until_s is None:
+            self.attempts[-1].until_s, self.attempts[-1].exit_code = now, code
+
+    def failed(self, notice: Notice) -> None:
+        """Note why the last attempt failed."""
+        if self.attempts:
+            self.attempts[-1].failure = f"{notice.details['class']}: {notice.details['reason']}"
 
     def arrived(self, notice: Notice) -> None:
         """Add to ``blackout_s`` the time until the job trained again in processes for other devices."""
@@ -185,10 +213,19 @@ class JobHistory:
             present = account.phase
             if (job.state, job.lease, job.epoch) != (present.state, present.devices, present.epoch):
                 ended.append(account.moved(job, now))
+        if isinstance(event, Exited) and (code := self._core.jobs[event.job].command.exit_code) is not None:
+            self.accounts[event.job].exited(code, now)
         for command in commands:
-            if isinstance(command, Notice) and command.what == "arrived":
-                self.accounts[command.job].arrived(command)
+            self._note_command(command, now)
         return ended
+
+    def _note_command(self, command: Command, now: float) -> None:
+        if isinstance(command, Launch):
+            self.accounts[command.job].attempts.append(Attempt(command.attempt + 1, now))
+        elif isinstance(command, Notice) and command.what == "arrived":
+            self.accounts[command.job].arrived(command)
+        elif isinstance(command, Notice) and command.what in ("failed", "trial_failed"):
+            self.accounts[command.job].failed(command)
 
     def open_phases(self, now: float) -> list[Phase]:
         """Return the phases that have not ended, as if they ended ``now``."""

@@ -13,11 +13,11 @@ from gpuslice.sched_core.jobs import places
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.types import shortened
-from gpuslice.verbs import ArrayInfo, JobInfo, NodeInfo, SchedulerStatus, SliceInfo
+from gpuslice.verbs import ArrayInfo, AttemptInfo, JobInfo, NodeInfo, SchedulerStatus, SliceInfo
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
 from .blockers import Blockers
-from .job_history import Account, JobHistory
+from .job_history import Account, Attempt, JobHistory
 
 #: The most jobs in one answer. With the limits that follow, it stays well below the longest message.
 JOBS_AT_ONCE = 200
@@ -178,6 +178,8 @@ class Overview:
             after=job.conditions.after,
             most_devices=job.spec.ranks if job.spec.elastic else None,
             array=job.spec.array or None,
+            attempts=tuple(map(_attempt, account.attempts)),
+            directory=shortened(job.program.directory, _WHY_CHARACTERS),
         )
 
     def _blockers(self, now_s: float) -> Blockers:
@@ -191,6 +193,16 @@ class Overview:
 
     def _names(self, devices: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(str(self._core.devices[device]) for device in devices)
+
+
+def _attempt(one: Attempt) -> AttemptInfo:
+    return AttemptInfo(
+        number=one.number,
+        since_s=one.since_s,
+        until_s=one.until_s,
+        exit_code=one.exit_code,
+        failure=shortened(one.failure, _WHY_CHARACTERS) or None,
+    )
 
 
 def _ended_s(job: Gang, now_s: float) -> float:

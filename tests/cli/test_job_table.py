@@ -11,7 +11,7 @@ import pytest
 
 from gpuslice.cli import job_details, job_table, tables
 from gpuslice.cli.text_width import cut, cut_inside, one_line, padded, width
-from gpuslice.verbs import ArrayInfo, JobInfo
+from gpuslice.verbs import ArrayInfo, AttemptInfo, JobInfo
 
 _REASON = "waits for 8 devices; cuda:0, cuda:1, cuda:2 and 5 more are used by a, b, c and 12 more"
 _GREEK = "η εκπαίδευση περιμένει τις συσκευές της μέχρι το επόμενο όριο των γειτόνων της"
@@ -20,7 +20,8 @@ _JAPANESE = "学習は次の境界まで装置を待っています、他の仕�
 
 def job(name: str = "a", state: str = "running", **values: object) -> JobInfo:
     """A job of which ``values`` are told, and else nothing."""
-    empty: dict[str, object] = dict.fromkeys(JobInfo.__struct_fields__)
+    needed = (field.name for field in msgspec.structs.fields(JobInfo) if field.required)
+    empty: dict[str, object] = dict.fromkeys(needed)
     numbers = ("demand", "steps", "slices", "suspends", "migrations", "switches", "missed_boundaries")
     empty |= dict.fromkeys((*numbers, "restarts", "max_restarts"), 0)
     seconds = ("executed_s", "service_s", "setup_s", "age_s", "waited_s", "fair_share_delay_s", "blackout_s")
@@ -148,6 +149,24 @@ def test_show_says_everything_and_nothing_that_does_not_apply() -> None:
     assert labels["user"] == "t" * 64
     assert labels["time"] == "trained 10.0 h; 0.0 s since its submission"
     assert {"deadline", "trial", "exit", "reason", "memory"}.isdisjoint(labels)
+
+
+def test_show_has_attempts_and_last_lines() -> None:
+    attempts = (
+        AttemptInfo(1, 10.0, 70.0, 1, "user: ValueError"),
+        AttemptInfo(2, 80.0, None, None, None),
+    )
+    page = job_details.text(
+        job("a", attempts=attempts, after=("b", "c:any"), directory="/d"),
+        100.0,
+        {"stdout": b"one\x1b[31m\ntwo\n", "stderr": b""},
+    )
+    lines = page.splitlines()
+    assert "attempt 1  began 90.0 s ago, took 60.0 s, exit code 1: user: ValueError" in lines
+    assert "attempt 2  began 20.0 s ago" in lines
+    assert lines[-4:] == ["", "its last lines on stdout:", "  one [31m", "  two"]
+    assert "after      b, c:any" in lines
+    assert "directory  /d" in lines
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,10 @@ def test_its_jobs_events_and_logs_can_be_read_after_it_was_killed(
     assert {job["id"]: job["state"] for job in found["jobs"]} == before
     assert found["pid"] == 0
     assert re.search(r"done +- +failed", read("ps"))
-    assert re.search(r"state +failed\n", read("show", "done"))
+    page = read("show", "done")
+    assert re.search(r"state +failed\n", page)
+    assert re.search(r"attempt 1 +began .* ago, took .* s, exit code 3: user: ", page)
+    assert page.endswith("its last lines on stdout:\n  out\n\nits last lines on stderr:\n  err\n")
     assert read("logs", "done") == read("logs", "-f", "done") == "out\n"
     assert read("logs", "--err", "done") == "err\n"
     assert read("logs", "alive") == read("logs", "-f", "alive", code=3) == "begun\n"

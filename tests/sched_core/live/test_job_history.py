@@ -6,10 +6,12 @@ from __future__ import annotations
 import pytest
 
 from gpuslice import wire
+from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
+from gpuslice.sched_core.lifecycle.events import Exited, RankGone, Requeued, Submitted
 from gpuslice.sched_core.live.job_history import RECENT
 
-from ..driver import Driver
+from ..driver import PROGRAM, Driver
 
 OUT = {"copy_out_s": 0.25, "free_s": 0.05}
 IN = {"parked_s": 7.0, "reserve_s": 0.05, "copy_in_s": 0.15}
@@ -98,3 +100,24 @@ def test_a_job_told_to_stop_when_its_last_rank_has_left_is_noted_though_nobody_i
     driver.say("a", wire.Bye(epoch=1, boundary=11, step=11))
     driver.wake()
     assert driver.job_history.accounts["a"].phase.state is driver.state("a") is JobState.SUSPENDING
+
+
+def test_attempts_have_their_times_and_how_they_ended() -> None:
+    driver = Driver()
+    driver.do(Submitted(JobSpec(id="a", submit_s=0.0, max_restarts=1), PROGRAM))
+    for code in (-9, 3):
+        driver.hello("a")
+        driver.resumed("a")
+        driver.progress("a", 3)
+        driver.now_s += 2.0
+        driver.do(RankGone("a", 0))
+        driver.do(Exited("a", code, "ValueError: no"))
+        driver.wake(100.0)
+    first, second = driver.job_history.accounts["a"].attempts
+    assert (first.number, first.since_s, first.until_s, first.exit_code) == (1, 0.25, 2.25, -9)
+    assert (second.number, second.since_s, second.exit_code) == (2, 102.25, 3)
+    assert first.failure.startswith("infrastructure: ")
+    assert second.failure == "user: ValueError: no"
+    driver.do(Requeued("a"))
+    assert [one.number for one in driver.job_history.accounts["a"].attempts] == [1, 2, 3]
+    assert driver.job_history.accounts["a"].attempts[2].until_s is None
