@@ -42,6 +42,7 @@ COMMANDS: dict[str, str] = {
     "reserve": "gpuslice.cli.reserve",
     "unreserve": "gpuslice.cli.unreserve",
     "events": "gpuslice.cli.events",
+    "history": "gpuslice.cli.history",
     "top": "gpuslice.cli.top",
     "timeline": "gpuslice.cli.timeline",
     "down": "gpuslice.cli.down",
@@ -63,7 +64,7 @@ _SCHEDULER = {"--connect": "GPUSLICE_CONNECT", "--curve-keys": "GPUSLICE_CURVE_K
 _ASK_A_SCHEDULER = frozenset(
     {"submit", "ps", "nodes", "show", "logs", "wait", "cancel", "suspend", "resume", "requeue", "migrate"}
 ) | {
-    *("weight", "events", "top", "timeline", "down"),
+    *("weight", "events", "history", "top", "timeline", "down"),
     *("pause", "unpause", "drain", "undrain", "reserve", "unreserve"),
 }
 #: What a shell reports of a program that nobody reads any more (SIGPIPE).

@@ -28,7 +28,11 @@ GROUPS = (
         "gpuslice pause cuda:1 --for 2h",
         ("pause", "unpause", "reserve", "unreserve", "drain", "undrain"),
     ),
-    Group("Look", "gpuslice show train-1", ("ps", "nodes", "show", "top", "logs", "events", "timeline")),
+    Group(
+        "Look",
+        "gpuslice show train-1",
+        ("ps", "nodes", "show", "top", "logs", "events", "history", "timeline"),
+    ),
     Group("Measure", "gpuslice profile train.py", ("profile", "skew", "colocate", "smi")),
     Group("Simulate", "gpuslice sim trace.csv --cluster 2x4 --policy 2das", ("sim", "trace")),
     Group("Machines", "gpuslice keys new DIR", ("keys", "ship")),

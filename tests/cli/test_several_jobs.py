@@ -78,8 +78,14 @@ def test_globs_choose_jobs_and_what_is_impossible_is_named(
     assert [line[0] for line in lines] == ["JOB", "h", "a-0", "a-1", "a-2", "b", "g"]
     assert lines[1][4:8] == ["0", "of", "3", "ended"]
     assert [line.split()[0] for line in run("ps", "--expand")[0]][1:4] == ["h-7", "h-8", "h-9"]
+    found = json.loads(run("history", "--since", "1h", "--json")[0][0])
+    assert {one["id"]: one["state"] for one in found["jobs"]} == {j.id: j.state for j in client.jobs()}
     shell.kill()
     assert [line.split()[0] for line in run("ps")[0]] == ["JOB", "h", "a-0", "a-1", "a-2", "b", "g"]
+    out, err = run("history")
+    assert [line.split("\t")[0] for line in out[:3]] == ["JOB", "a-0", "a-1"]
+    assert out[-3:][0].startswith("USER\tJOBS")
+    assert "this is from its journal" in err
     shell("up", "--devices", "null:1", "--policy", "fifo", "--prestart", "0")
     assert {job.id: job.why for job in client.jobs()}["h-9"] == "array h has 1 of 1 jobs at once, for h-7"
     shell("down")
