@@ -142,13 +142,17 @@ def folds(step: Callable[[], None]) -> list[str]:
     return [train(step, seed) for seed in range(3)]
 
 
+_DIGESTS: list[str] = []
+
+
 @pytest.fixture
 def expected(host: Host) -> list[str]:
-    """The digests of seeds 0, 1 and 2."""
-    digests: list[str] = host.live(folds, job="alone")
-    assert len({*digests}) == 3
-    assert "attached again: training 1 of this process ends, and 2 begins" in host.err
-    return digests
+    """The digests of seeds 0, 1 and 2, from trainings that only the first test makes."""
+    if not _DIGESTS:
+        _DIGESTS.extend(host.live(folds, job="alone"))
+        assert len({*_DIGESTS}) == 3
+        assert "attached again: training 1 of this process ends, and 2 begins" in host.err
+    return list(_DIGESTS)
 
 
 def test_a_killed_training_goes_on_and_says_of_which_run(host: Host, expected: list[str]) -> None:
