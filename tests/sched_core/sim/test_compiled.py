@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -59,6 +58,7 @@ PEERS = (
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[Any]:
     """The module that runs compiled simulations, with nothing compiled."""
+    numba = importlib.import_module("numba")  # half a second that others who collect this file need not spend
     names = [f"{PACKAGE}.{name}" for name in MODULES]
     usual = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     with pytest.MonkeyPatch.context() as patch:
