@@ -52,8 +52,9 @@ def _borders(seed: int, left_s: float) -> Run:
 
 
 def _ends(seed: int, left_s: float) -> Run:
-    """Twenty-five worlds in which anything happens before all jobs are to end."""
-    return Run((*_PYTEST, "tests/sched_core/test_everybody_ends.py"), {"GPUSLICE_ENDS": str(seed)})
+    """Worlds in which anything happens before all jobs are to end, or all time is to be accounted for."""
+    files = (f"tests/sched_core/test_{name}.py" for name in ("everybody_ends", "honest_ranks", "accounts"))
+    return Run((*_PYTEST, *files), {"GPUSLICE_ENDS": str(seed)})
 
 
 def _oracles(seed: int, left_s: float) -> Run:

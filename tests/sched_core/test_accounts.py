@@ -7,6 +7,7 @@ of each job.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -48,7 +49,9 @@ POLICIES: dict[str, dict[str, object]] = {
     "rr": {"quantum_s": 3.0},
     "gandiva": {},
 }
-SEEDS, STEPS = 6, 250
+#: ``GPUSLICE_ENDS`` is the first seed; ``./x soak ends`` lives through others, and more of them.
+FIRST = int(os.environ.get("GPUSLICE_ENDS", "0"))
+SEEDS, STEPS = 6 if "GPUSLICE_ENDS" in os.environ else 3, 250
 
 
 @dataclass
@@ -328,7 +331,7 @@ class World:
 def test_all_time_is_accounted_for_as_it_has_passed(name: str) -> None:
     totals: dict[str, float] = {}
     told: set[str] = set()
-    for seed in range(SEEDS):
+    for seed in range(FIRST, FIRST + SEEDS):
         world = World(name, seed)
         world.live()
         replayed, now_s = world.replayed(), world.driver.now_s

@@ -54,6 +54,7 @@ STEPS = 150
 PATIENCE = 1500
 BOUNDARIES = 40
 FIRST = int(os.environ.get("GPUSLICE_ENDS", "0"))
+WORLDS = 25 if "GPUSLICE_ENDS" in os.environ else 12
 
 
 class Erratic:
@@ -376,7 +377,7 @@ class World:
 
 
 @pytest.mark.filterwarnings("ignore:HiGHS")
-@pytest.mark.parametrize("seeds", [range(FIRST, FIRST + 25)], ids=str)
+@pytest.mark.parametrize("seeds", [range(FIRST, FIRST + WORLDS)], ids=str)
 def test_once_all_do_as_they_are_told_every_job_ends(seeds: range) -> None:
     for seed in seeds:
         world = World(seed)

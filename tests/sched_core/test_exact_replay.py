@@ -31,7 +31,7 @@ from .command_record import recorded
 from .driver import PROGRAM, devices
 from .test_everybody_ends import STEPS, World
 
-EVENTS = 10_000
+EVENTS = 4_000
 POLICIES = ("erratic", "rr", "2das", "gittins", "gandiva", "optimus", "themis", "tetris")
 
 
