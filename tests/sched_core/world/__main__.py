@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import nullcontext
 
 from .against import against
+from .own_time import with_own_times
 from .put_back import FAULTS, put_back
 from .record import Violation
 from .scenario import draw_scenario
@@ -31,6 +32,8 @@ def main() -> int:
     told = "and again so often, as the scheduler dies at an order to a node"
     parser.add_argument("--deaths", type=int, default=0, metavar="N", help=told)
     parser.add_argument("--windows", action="store_true", help="with pauses, drains and reservations")
+    told = "with holds, moments, dependencies, time limits and priorities"
+    parser.add_argument("--own-times", action="store_true", help=told)
     parser.add_argument("--no-faults", action="store_true", help="nothing goes wrong")
     options = parser.parse_args()
     faults = {fault.pair: fault for fault in FAULTS}
@@ -43,6 +46,7 @@ def main() -> int:
         for seed in range(options.seed, options.seed + options.runs):
             scenario = draw_scenario(seed)
             scenario = with_windows(scenario) if options.windows else scenario
+            scenario = with_own_times(scenario) if options.own_times else scenario
             scenario = scenario.without_faults() if options.no_faults else scenario
             if options.profile not in ("", scenario.profile.name):
                 continue

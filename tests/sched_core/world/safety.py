@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from .ground import Ground
+from .own_time import OwnTime
 from .scenario import JobPlan
 from .windows import Closed
 
@@ -39,6 +40,7 @@ class Safety:
         self._expected: dict[tuple[str, int], int] = {}
         self._steps: Counter[str] = Counter()
         self.closed = Closed(ground.loop, ground.record)
+        self.own_time = OwnTime(ground.loop, ground.record)
 
     def add(self, plan: JobPlan) -> None:
         """Another job is to be submitted."""
@@ -63,6 +65,7 @@ class Safety:
     def launched(self, command: Command, again: bool) -> None:
         """A node was told to start a command."""
         self._ground.record.note(command.job, command.attempt, "launched", command.machine.name)
+        self.own_time.launched(self._plans[command.job])
         if again:
             raise self._violated("an attempt was launched twice on a node", command.job, command.attempt)
 
@@ -175,11 +178,11 @@ class Safety:
         """Return how many boundaries all ranks of ``job`` have passed."""
         return self._steps[job]
 
-    def judged(self, job: str, failed: bool, restarts: int) -> None:
+    def judged(self, job: str, failed: bool, restarts: int, *, in_time: bool = True) -> None:
         """A job has ended for good: it has not failed unless something has gone wrong.
 
         A node that does not answer costs a job no restart. The job fails for it only if it had begun there,
-        and may not begin anew.
+        and may not begin anew. ``in_time`` is false if it was ended at its time limit.
         """
         plan, record = self._plans[job], self._ground.record
         runs = [run for run in self._runs.values() if run.job == job]
@@ -187,7 +190,9 @@ class Safety:
             return
         faults = sum(run.failed for run in runs)
         lost = not plan.spec.max_restarts and any(run.absent and run.newest > run.start for run in runs)
-        if failed and not lost and not faults:
+        if not in_time and not plan.spec.time_limit_s:
+            raise self._violated("a job without a time limit was ended at one", job)
+        if failed and in_time and not lost and not faults:
             raise self._violated("a job failed though nothing went wrong", job)
         if restarts > faults:
             raise self._violated("a restart was spent on no failure", job, restarts, faults)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: A job that nothing goes wrong with has parked so long after a device was closed to it.
 PARKED_AFTER_S = 14.0
-_UNIX_S = 1_700_000_000.0
+UNIX_S = 1_700_000_000.0
 #: What the core takes for the same moment.
 _ROUNDING_S = 2e-3
 
@@ -47,7 +47,7 @@ def with_windows(scenario: Scenario) -> Scenario:
 
 def begin_of(window: Window, number: int, now_s: float) -> Event:
     """Return the event that begins ``window``, the ``number``-th, for as long as it is to last from now."""
-    now_unix_s, end_s = now_s + _UNIX_S, window.when_s + window.for_s + _UNIX_S
+    now_unix_s, end_s = now_s + UNIX_S, window.when_s + window.for_s + UNIX_S
     match window.what:
         case "pause":
             return Paused(window.devices, now_unix_s, end_s)

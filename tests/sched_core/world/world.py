@@ -8,8 +8,10 @@ from types import MappingProxyType
 
 from gpuslice.errors import GpusliceError, IllegalTransitionError, UsageError
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.jobs.conditions import followed
 from gpuslice.sched_core.lifecycle.events import (
     Cancelled,
+    Clocked,
     Event,
     Held,
     Moved,
@@ -25,7 +27,7 @@ from .safety import Safety
 from .scenario import CALM_S, LOST_AFTER_S, SILENT_AFTER_S, JobPlan, Outage, Scenario, Window, Wish
 from .schedulers import Journal, MakeCore, Outcome, Scheduler, todays_core
 from .states import Transfers
-from .windows import begin_of, end_of
+from .windows import UNIX_S, begin_of, end_of
 
 #: As in ``nodes.lease``: for so much of that time jobs may run on a node that hears nothing.
 _LEASE_SHARE = 0.9
@@ -66,6 +68,7 @@ class World:
         self.ground = ground = Ground(scenario)
         self.scenario, self._make_core = scenario, make_core
         self.safety = Safety(ground)
+        self.safety.own_time.state_of = lambda job: self._now.outcome(job)[:2]
         pids = count(100)
         self._machines = {
             name: Machine(ground, self.safety, name, lambda: next(pids)) for name in scenario.nodes
@@ -125,7 +128,11 @@ class World:
         ends_s = [entry.when_s for entry in self.ground.record.entries if entry.what == "command ended"]
         self.makespan_s = max(ends_s, default=0.0)
         for job, outcome in self.outcomes.items():
-            self.safety.judged(job, outcome.state == "failed", outcome.restarts)
+            in_time = outcome.failure != "time_limit"
+            self.safety.judged(job, outcome.state == "failed", outcome.restarts, in_time=in_time)
+        states = {job: outcome.state for job, outcome in self.outcomes.items()}
+        for plan in self.scenario.jobs:
+            self.safety.own_time.judged(plan, states)
         self._probe()
 
     def _until(self, done: Callable[[], bool], most: int) -> None:
@@ -173,9 +180,16 @@ class World:
         return do
 
     def _submit(self, plan: JobPlan) -> None:
+        if not {*map(followed, plan.spec.after)} <= {*self._submitted}:
+            self.ground.loop.after(1.0, self._when_served(lambda: self._submit(plan)))
+            return
         self.safety.add(plan)
+        if plan.spec.begin_unix_s:
+            self._now.handle(Clocked(self.ground.loop.now_s + UNIX_S))
         self._now.submit(plan.spec)
         self._submitted.append(plan.spec.id)
+        if plan.spec.hold:
+            self._held.add(plan.spec.id)
 
     def _ask(self, wish: Wish) -> None:
         if self.scheduler is None or wish.job not in self._submitted:
@@ -197,6 +211,10 @@ class World:
 
     def _requested(self, request: OwnerRequest) -> bool:
         """Ask for something; return False if that is impossible now."""
+        if isinstance(request, Released):
+            self.safety.own_time.release(request.job)
+        elif isinstance(request, Cancelled):
+            self.safety.own_time.cancel(request.job)
         try:
             self._now.handle(request)
         except (IllegalTransitionError, UsageError):

@@ -1,0 +1,39 @@
+"""Worlds with holds, moments, dependencies, limits and priorities: nobody starts early, every job ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuslice.sched_core.jobs.conditions import Conditions
+
+from .own_time import with_own_times
+from .record import Violation
+from .scenario import draw_scenario
+from .windows import with_windows
+from .world import check
+
+
+def test_whatever_goes_wrong_no_job_starts_before_its_time_and_none_waits_for_ever() -> None:
+    for seed in range(6):
+        check(with_own_times(draw_scenario(seed)))
+
+
+def test_devices_may_be_closed_meanwhile() -> None:
+    for seed in range(6, 9):
+        check(with_windows(with_own_times(draw_scenario(seed))))
+
+
+def test_where_nothing_goes_wrong_all_is_the_same() -> None:
+    for seed in range(3):
+        check(with_own_times(draw_scenario(seed)).without_faults())
+
+
+def test_a_world_notices_a_core_that_forgets_what_jobs_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Conditions, "unmet", False)
+    found = []
+    for seed in range(4):
+        try:
+            check(with_own_times(draw_scenario(seed)))
+        except Violation as violation:
+            found.append(str(violation))
+    assert any("before its time" in said for said in found)
