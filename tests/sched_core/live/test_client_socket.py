@@ -28,7 +28,7 @@ def test_an_answer_to_a_client_that_has_gone_is_no_line_in_the_log(
 
 
 def test_clients_that_wait_for_a_job_are_forgotten_when_they_no_longer_ask(tmp_path: Path) -> None:
-    job = SimpleNamespace(id="a", state=SimpleNamespace(ended=False), guaranteed=None)
+    job = SimpleNamespace(id="a", over=False, guaranteed=None)
     now_s = [0.0]
     with zmq.Context() as context:
         core = SimpleNamespace(jobs={"a": job})
