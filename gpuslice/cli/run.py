@@ -67,8 +67,8 @@ def command(
 
     Boundaries are where a DataLoader is about to fetch a batch (docs/run.md). gpuslice's own lines go to
     stderr. The exit code is the script's own, or 2 for a wrong command line, 3 for an unusable environment,
-    4 for a corrupt or refused snapshot, 5 for a full RAM disk. With --route driver gpuslice stays as the
-    command's parent: SIGTSTP takes the command off its GPUs, SIGCONT brings it back (docs/gpus.md).
+    4 for a corrupt or refused snapshot, 5 for a full RAM disk. SIGTSTP (Ctrl-Z) takes the job off its device,
+    SIGCONT brings it back. With --route driver gpuslice stays as the command's parent (docs/gpus.md).
     """
     settings = config.load(
         device=device,

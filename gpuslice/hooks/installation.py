@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from gpuslice.agent import agent, drill, turns
+from gpuslice.agent import agent, drill, job_control, turns
 from gpuslice.agent.boundary_watchdog import BoundaryWatchdog
 from gpuslice.checkpoint.discover.heap import hide_imports
 from gpuslice.errors import GpusliceError, UsageError
@@ -206,6 +206,8 @@ def _begin(job: Runtime, *, replaces: int = 0) -> None:
         watch = BoundaryWatchdog(job.boundaries)
         at_end(_end_threads, watch.stop, os.getpid())
         watch.start()
+        job.boundaries.controller = control = job_control.JobControl(job)
+        control.start()
     if not job.settings.socket:
         job.suspension.in_use.move_in()
     at_end(_end_threads, job.suspension.memory_limit.end, os.getpid())
