@@ -80,6 +80,14 @@ class Attempt:
     exit_code: int | None = None
     failure: str = ""
 
+    def end(self, code: int, now: float) -> None:
+        """Note that its command has ended with exit code ``code``."""
+        self.until_s, self.exit_code = now, code
+
+    def fail(self, failure: str) -> None:
+        """Note the class and the reason of its failure."""
+        self.failure = failure
+
 
 class Account:
     """The history that is kept of one job.
@@ -152,12 +160,12 @@ class Account:
     def exited(self, code: int, now: float) -> None:
         """Note that the command of the present attempt has ended with exit code ``code``."""
         if self.attempts and self.attempts[-1].until_s is None:
-            self.attempts[-1].until_s, self.attempts[-1].exit_code = now, code
+            self.attempts[-1].end(code, now)
 
     def failed(self, notice: Notice) -> None:
         """Note why the last attempt failed."""
         if self.attempts:
-            self.attempts[-1].failure = f"{notice.details['class']}: {notice.details['reason']}"
+            self.attempts[-1].fail(f"{notice.details['class']}: {notice.details['reason']}")
 
     def arrived(self, notice: Notice) -> None:
         """Add to ``blackout_s`` the time until the job trained again in processes for other devices."""
