@@ -18,7 +18,7 @@ from gpuslice.nodes.channel import no_answer
 from gpuslice.nodes.plan import KEYS, Answer, Config, Found, Host, Remark, Wanted, of_node
 from gpuslice.nodes.ray_nodes import Node
 from gpuslice.nodes.relay_carrier import RelayCarrier
-from gpuslice.nodes.routes import Boundaries, decode
+from gpuslice.nodes.routes import Boundaries, choose, decode
 from gpuslice.nodes.shipping import Progress, bring
 from gpuslice.sched_core.nodes import curve
 from gpuslice.sched_core.nodes.endpoint import host_and_port
@@ -79,19 +79,34 @@ class SshEngine:
             raise NodeLostError(
                 f"node {min(silent)} does not answer now", "`gpuslice events` says since when"
             )
-        held: dict[str, Boundaries] = {}
         directory = Path(wanted.directory)
         flags = {"socket": rank_endpoint(directory)}
         if wanted.ramdisk_dir:
             flags["ramdisk_dir"] = wanted.ramdisk_dir
         with relay(directory, wanted.endpoint, flags) as carrier:
-            for name, node in there.items():
-                try:
-                    held[name] = decode(carrier.call(node, "boundaries", job, len(wanted.targets)))
-                except NodeLostError:
-                    if name in {*wanted.targets, *wanted.sources}:
-                        raise
+            held = self._held(carrier, job, there)
             bring(job, wanted.targets, there, held, carrier, progress)
+
+    def _held(self, carrier: RelayCarrier, job: str, there: Mapping[str, Node]) -> dict[str, Boundaries]:
+        """Return what nodes have of ``job``: those that it comes from and goes to, and others if need be.
+
+        Where a rank comes from the node that it goes to, any node may have its state.
+        """
+        wanted = self._wanted
+        first = {*wanted.sources, *wanted.targets}
+        known = all(source != target for source, target in zip(wanted.sources, wanted.targets, strict=True))
+        held: dict[str, Boundaries] = {}
+        for names in ([*first], [name for name in there if name not in first]):
+            carrier.start(there[name] for name in names)
+            for name in names:
+                try:
+                    held[name] = decode(carrier.call(there[name], "boundaries", job, len(wanted.targets)))
+                except NodeLostError:
+                    if name in first:
+                        raise
+            if known and choose(held, wanted.targets) is not None:
+                break
+        return held
 
     def _is_out(self, host: Host) -> bool:
         return host.name in self._wanted.without

@@ -83,6 +83,8 @@ class RelayCarrier:
         #: The node of this process has its end here.
         self._own = End(flags)
         self._ready: set[str] = set()
+        #: The nodes that were asked to start an end, as far as it has not gone.
+        self._asked: set[str] = set()
         self._number = 0
         self._called: dict[int, tuple[str, Reference]] = {}
 
@@ -127,6 +129,13 @@ class RelayCarrier:
         found: bytes | None = self.call(node, "held", job, ranks)
         return None if found is None else decode(found, Held)
 
+    def start(self, nodes: Iterable[Node]) -> None:
+        """Have an end started on each of ``nodes`` at once. Its start is waited for when it is called."""
+        for node in nodes:
+            if node.id and node.id not in self._asked:
+                self._asked.add(node.id)
+                self._line.ask_for(node.id, self._channel)
+
     def _open(self, node: Node) -> _Handle:
         """Return the end on a node, which is started if need be.
 
@@ -136,7 +145,7 @@ class RelayCarrier:
             If it does not come.
         """
         if node.id and node.id not in self._ready:
-            self._line.ask_for(node.id, self._channel)
+            self.start([node])
             ends_s = time.monotonic() + _START_S
             while node.id not in self._ready:
                 if self._listen() == node.id or time.monotonic() > ends_s:
@@ -187,6 +196,7 @@ class RelayCarrier:
         node = heard.sender.removeprefix(end(self._channel, ""))
         if heard.message is None:
             self._ready.discard(node)
+            self._asked.discard(node)
             message, remedy = _lost(node)
             for number, (where, _) in list(self._called.items()):
                 if where == node:
