@@ -85,6 +85,11 @@ def _cycles(seed: int, left_s: float) -> Run:
     return Run((*_PYTEST, "tests/checkpoint/test_endurance.py"), {"GPUSLICE_CYCLES": "10000"})
 
 
+def _nodes(seed: int, left_s: float) -> Run:
+    """Fifty random moments at which agents are stopped or killed and networks cut, over ssh nodes."""
+    return Run(("-m", "tests.gpuslice.nodes.moments", "--moments", "50", "--seed", str(seed)))
+
+
 SOAKS: dict[str, Callable[[int, float], Run]] = {
     "worlds": _worlds,
     "chaos": _chaos,
@@ -95,6 +100,7 @@ SOAKS: dict[str, Callable[[int, float], Run]] = {
     "away": _away,
     "flips": _flips,
     "cycles": _cycles,
+    "nodes": _nodes,
 }
 
 
