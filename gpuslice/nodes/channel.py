@@ -139,24 +139,33 @@ class Line:
         EnvironmentUnusableError
             If the scheduler is not there any more.
         """
-        now = time.monotonic()
+        ends_s = time.monotonic() + min(timeout_s, _ASK_S)
+        poller = zmq.Poller()
+        for source in (self._socket, wake):
+            if source is not None:
+                poller.register(source, zmq.POLLIN)
+        while True:
+            now = time.monotonic()
+            self._ask_scheduler(now)
+            left_ms = int(1000.0 * max(0.0, ends_s - now))
+            if self._socket not in dict(poller.poll(left_ms)):
+                return None
+            sender, *parts = self._socket.recv_multipart()
+            self._answered_s = time.monotonic()
+            name, data = sender.decode(errors="replace"), b"".join(parts)
+            if not parts and name:
+                return Heard(name, None)
+            if data:
+                return Heard(name, _decoded(data))
+            # Somebody only looks whether this process is connected. If it looked back, that would never end.
+
+    def _ask_scheduler(self, now: float) -> None:
+        """Ask whether the scheduler is there, if it is time. Raise as ``receive``."""
         if now - self._asked_s >= _ASK_S:
             if now - self._answered_s > self._answer_s:
                 raise no_answer()
             self._asked_s = now
             self._socket.send_multipart([b"", b""])
-        poller = zmq.Poller()
-        for source in (self._socket, wake):
-            if source is not None:
-                poller.register(source, zmq.POLLIN)
-        if self._socket not in dict(poller.poll(int(min(timeout_s, _ASK_S) * 1000.0))):
-            return None
-        sender, *parts = self._socket.recv_multipart()
-        self._answered_s = time.monotonic()
-        name, data = sender.decode(errors="replace"), b"".join(parts)
-        if not parts and name:
-            return Heard(name, None)
-        return Heard(name, _decoded(data)) if data else None
 
 
 def _decoded(data: bytes) -> Message:
