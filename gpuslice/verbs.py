@@ -17,6 +17,7 @@ from gpuslice.types import (
     Count,
     JobName,
     Label,
+    Priority,
     Seconds,
     Word,
 )
@@ -97,6 +98,15 @@ class Resume(Verb, tag="resume", frozen=True):
     """A request to let a suspended job have devices again."""
 
     job: JobName
+
+
+class Adjust(Verb, tag="adjust", frozen=True):
+    """A request to change what was asked for a job; None: it stays."""
+
+    job: JobName
+    weight: WeightValue | None = None
+    priority: Priority | None = None
+    time_limit_s: Seconds | None = None
 
 
 class Requeue(Verb, tag="requeue", frozen=True):
@@ -462,6 +472,7 @@ Request = (
     | Suspend
     | Resume
     | Requeue
+    | Adjust
     | Migrate
     | Weight
     | Logs

@@ -74,6 +74,11 @@ STAGES = Range(
 ROUTE = Range((None, "auto", "tensor", "vmm", "driver"), ("teleport", "", 1))
 CHOICE = Range(("leave", "kill"), ("explode", "", None, 1))
 
+OPTIONAL_WEIGHT = Range((None, *WEIGHT.within), tuple(value for value in WEIGHT.beyond if value is not None))
+OPTIONAL_PRIORITY = Range(
+    (None, *PRIORITY.within), tuple(value for value in PRIORITY.beyond if value is not None)
+)
+
 _BY_NAME = {
     "after": COUNT,
     "array": WORD,
@@ -161,6 +166,9 @@ _BY_NAME = {
 }
 _OF_KIND = {
     **{(kind, "devices"): LABELS for kind in ("migrate", "pause", "unpause", "drain", "undrain", "reserve")},
+    ("adjust", "weight"): OPTIONAL_WEIGHT,
+    ("adjust", "priority"): OPTIONAL_PRIORITY,
+    ("adjust", "time_limit_s"): OPTIONAL_SECONDS,
     ("submit", "route"): ROUTE,
     ("submit_array", "route"): ROUTE,
     ("submit", "after"): DEPENDENCIES,

@@ -35,6 +35,7 @@ COMMANDS: dict[str, str] = {
     "migrate": "gpuslice.cli.migrate",
     "ship": "gpuslice.cli.ship",
     "weight": "gpuslice.cli.weight",
+    "set": "gpuslice.cli.set",
     "pause": "gpuslice.cli.pause",
     "unpause": "gpuslice.cli.unpause",
     "drain": "gpuslice.cli.drain",
@@ -64,7 +65,7 @@ _SCHEDULER = {"--connect": "GPUSLICE_CONNECT", "--curve-keys": "GPUSLICE_CURVE_K
 _ASK_A_SCHEDULER = frozenset(
     {"submit", "ps", "nodes", "show", "logs", "wait", "cancel", "suspend", "resume", "requeue", "migrate"}
 ) | {
-    *("weight", "events", "history", "top", "timeline", "down"),
+    *("weight", "set", "events", "history", "top", "timeline", "down"),
     *("pause", "unpause", "drain", "undrain", "reserve", "unreserve"),
 }
 #: What a shell reports of a program that nobody reads any more (SIGPIPE).

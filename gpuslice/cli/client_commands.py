@@ -339,7 +339,7 @@ def _each(
                     unexpected = error.exit_code
             else:
                 done += 1
-                _done(as_json, id=job)
+                print_done(as_json, id=job)
     if left:
         sys.stderr.write(f"gpuslice: this is not possible for {job_choice.listed(left)}\n")
     return refused or (0 if done else unexpected)
@@ -353,7 +353,7 @@ def weight(job: str, weight: str, *, as_json: bool = False, state_dir: str | Pat
         raise UsageError(f"{weight!r} is not a weight", "give a positive number") from error
     with connect(state_dir) as client:
         client.weight(job, number)
-    return _done(as_json, id=job)
+    return print_done(as_json, id=job)
 
 
 def down(
@@ -363,10 +363,10 @@ def down(
     with connect(state_dir) as client:
         pid = client.status().pid
         client.down(drain=drain, keep=keep)
-    return _done(as_json, pid=pid)
+    return print_done(as_json, pid=pid)
 
 
-def _done(as_json: bool, **what: object) -> int:
+def print_done(as_json: bool, **what: object) -> int:
     """Print ``what`` as JSON if ``as_json``. Return 0."""
     if as_json:
         print(msgspec.json.encode(what).decode())

@@ -21,7 +21,19 @@ GROUPS = (
     Group(
         "Share a box",
         "gpuslice up --devices cuda:0 && gpuslice submit train.py",
-        ("up", "submit", "wait", "cancel", "suspend", "resume", "requeue", "migrate", "weight", "down"),
+        (
+            "up",
+            "submit",
+            "wait",
+            "cancel",
+            "suspend",
+            "resume",
+            "requeue",
+            "migrate",
+            "weight",
+            "set",
+            "down",
+        ),
     ),
     Group(
         "Devices for people",

@@ -198,6 +198,18 @@ class Client:
         """Let a job have devices that ``suspend`` has stopped, or that was submitted with ``hold``."""
         self._ask(verbs.Resume(job=job), verbs.Done)
 
+    def adjust(
+        self,
+        job: str,
+        *,
+        weight: float | None = None,
+        priority: int | None = None,
+        time_limit_s: float | None = None,
+    ) -> None:
+        """Change what was asked for ``job``, which has not ended. None: it stays."""
+        change = verbs.Adjust(job=job, weight=weight, priority=priority, time_limit_s=time_limit_s)
+        self._ask(change, verbs.Done)
+
     def requeue(self, job: str, *, fresh: bool = False) -> None:
         """Give ``job``, which has ended, another attempt: from its newest snapshot, or ``fresh``."""
         self._ask(verbs.Requeue(job=job, fresh=fresh), verbs.Done)

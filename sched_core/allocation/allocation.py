@@ -164,6 +164,12 @@ class Allocation:
         self.prestart.reweigh(job)
         self.planned.plan_anew()
 
+    def adjust(self, job: Gang, changes: Mapping[str, float]) -> None:
+        """Change fields of what was asked for ``job``, and have the policy plan anew."""
+        job.adjust(changes)
+        self.prestart.adjust(job)
+        self.planned.plan_anew()
+
     def decide(self, now: float) -> None:
         """Ask the policy if that is due, and let claims change where jobs are to be."""
         state = self._state

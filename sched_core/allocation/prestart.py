@@ -142,6 +142,12 @@ class Prestart:
             twin.reweigh(job.spec.weight)
             self._view.changes = Changes(reset=True)
 
+    def adjust(self, job: Gang) -> None:
+        """Show what is asked for ``job`` now to the copy of the policy, which then plans anew."""
+        if (twin := self._twins.get(job.id)) is not None:
+            twin.adjust({"weight": job.spec.weight, "priority": job.spec.priority})
+            self._view.changes = Changes(reset=True)
+
     def update(self, now: float) -> None:
         """Start the jobs whose turn is near; give up jobs that were started and have been silent too long."""
         for started in [self._line[name] for name in self._started_s]:

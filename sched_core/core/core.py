@@ -17,6 +17,7 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.ledger import Ledger
 from gpuslice.sched_core.lifecycle import launching
 from gpuslice.sched_core.lifecycle.events import (
+    Adjusted,
     ArraySubmitted,
     Brought,
     Cancelled,
@@ -184,7 +185,7 @@ class Core:
                 launching.exited(state, state.known(event.job, event), event, now)
             case Brought() | StateWaits() | PortFound():
                 launching.take(state, state.known(event.job, event), event, now)
-            case Cancelled() | Held() | Released() | Moved() | Weighted() | Requeued():
+            case Cancelled() | Held() | Released() | Moved() | Weighted() | Adjusted() | Requeued():
                 owner_requests.apply(state, allocation, state.known(event.job, event), event, now)
             case Paused() | Unpaused() | Drained() | Undrained() | Reserved() | Unreserved() | Clocked():
                 device_requests.apply(state, event, now)

@@ -14,6 +14,7 @@ from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.sched_core.lifecycle import restarts, unfit_nodes
 from gpuslice.sched_core.lifecycle.events import (
+    Adjusted,
     Cancelled,
     Held,
     Kept,
@@ -99,6 +100,8 @@ def apply(state: State, allocation: Allocation, job: Gang, event: OwnerRequest, 
             _move(state, allocation, job, event, now)
         case Weighted():
             _weigh(allocation, job, event, now)
+        case Adjusted():
+            _adjust(allocation, job, event, now)
         case Requeued():
             _requeue(state, job, now, fresh=event.fresh)
 
@@ -165,6 +168,19 @@ def _weigh(allocation: Allocation, job: Gang, event: Weighted, now: float) -> No
         raise UsageError(f"weight {event.weight} is not above 0", "give a positive number")
     job.history.append((now, f"weight {event.weight}"))
     allocation.reweigh(job, event.weight)
+
+
+def _adjust(allocation: Allocation, job: Gang, event: Adjusted, now: float) -> None:
+    wanted = {"weight": event.weight, "priority": event.priority, "time_limit_s": event.time_limit_s}
+    changes = {name: value for name, value in wanted.items() if value is not None}
+    if job.state.ended:
+        raise UsageError(f"job {job.id} has ended", f"start it again: `gpuslice requeue {job.id}`")
+    if event.priority and not allocation.planning.priorities.possible:
+        raise UsageError(
+            f"policy {allocation.planning.policy} cannot plan by priority", "leave out the priority"
+        )
+    job.history.append((now, ", ".join(f"{name} {value}" for name, value in changes.items())))
+    allocation.adjust(job, changes)
 
 
 def _requeue(state: State, job: Gang, now: float, *, fresh: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from math import inf
 
 import msgspec
@@ -292,6 +293,10 @@ class Gang(AccountedJob):
     def reweigh(self, weight: float) -> None:
         """Set the job's weight."""
         self.spec = msgspec.structs.replace(self.spec, weight=weight)
+
+    def adjust(self, changes: Mapping[str, float]) -> None:
+        """Change fields of what was asked for: the job's weight, priority or time limit."""
+        self.spec = msgspec.structs.replace(self.spec, **changes)
 
     def grow(self) -> None:
         """Double the job's memory limit, up to its largest, and allow the job one more restart for that."""

@@ -22,6 +22,7 @@ from gpuslice.types import (
     Label,
     Pid,
     PortNumber,
+    Priority,
     RankNumber,
     Seconds,
     Text,
@@ -288,6 +289,15 @@ class Woken(msgspec.Struct, frozen=True, tag="woken"):
     """The moment of the last ``WakeAt`` has come."""
 
 
+class Adjusted(msgspec.Struct, frozen=True, tag="adjusted"):
+    """The owner's request to give the job another weight, priority or time limit; None: it keeps its own."""
+
+    job: JobName
+    weight: Weight | None = None
+    priority: Priority | None = None
+    time_limit_s: Seconds | None = None
+
+
 class Requeued(msgspec.Struct, frozen=True, tag="requeued"):
     """The owner's request for another attempt of a job that has ended.
 
@@ -299,7 +309,7 @@ class Requeued(msgspec.Struct, frozen=True, tag="requeued"):
 
 
 #: The requests of a job's owner.
-OwnerRequest = Cancelled | Held | Released | Moved | Weighted | Requeued
+OwnerRequest = Cancelled | Held | Released | Moved | Weighted | Adjusted | Requeued
 #: The requests that are about devices.
 DeviceRequest = Paused | Unpaused | Drained | Undrained | Reserved | Unreserved
 Event = (

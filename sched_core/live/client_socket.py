@@ -30,6 +30,7 @@ from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.journal.event_listing import history
 from gpuslice.sched_core.journal.journal import Journal, JournalError
 from gpuslice.sched_core.lifecycle.events import (
+    Adjusted,
     Cancelled,
     Held,
     Moved,
@@ -44,6 +45,7 @@ from gpuslice.types import job_id, shortened
 from gpuslice.verbs import (
     Accepted,
     AcceptedArray,
+    Adjust,
     Admission,
     Answer,
     Cancel,
@@ -239,6 +241,11 @@ class ClientSocket:
             case Resume():
                 self._known(request.job)
                 return self._changed(Released(request.job))
+            case Adjust():
+                self._known(request.job)
+                return self._changed(
+                    Adjusted(request.job, request.weight, request.priority, request.time_limit_s)
+                )
             case Requeue():
                 self._known(request.job)
                 return self._changed(Requeued(request.job, request.fresh))

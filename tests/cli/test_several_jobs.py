@@ -72,6 +72,10 @@ def test_globs_choose_jobs_and_what_is_impossible_is_named(
     assert "--at-once is for" in run("submit", "--at-once", "2", "--", "true", code=2)[1]
     assert len(client.jobs()) == 11, "of an array of which one job is refused, none is submitted"
     until(client, "h-7", lambda info: info.started)
+    assert run("set", "--job", "h-9", "priority=5", "time-limit=8h", "weight=2") == ([], "")
+    (changed,) = [job for job in client.jobs() if job.id == "h-9"]
+    assert (changed.priority, changed.time_limit_s, changed.weight) == (5, 28_800.0, 2.0)
+    assert "did you mean 'priority'?" in run("set", "--job", "h-9", "priorit=5", code=2)[1]
     whys = {job.id: job.why for job in client.jobs()}
     assert whys["h-8"] == whys["h-9"] == "array h has 1 of 1 jobs at once, for h-7"
     lines = [line.split() for line in run("ps")[0]]

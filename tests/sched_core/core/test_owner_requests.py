@@ -11,6 +11,7 @@ from gpuslice.errors import IllegalTransitionError, UsageError
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import (
+    Adjusted,
     Cancelled,
     Exited,
     Held,
@@ -219,3 +220,28 @@ def test_a_job_that_has_not_ended_or_still_has_processes_is_not_requeued() -> No
     driver.do(Requeued("a"))
     assert driver.state("a") is JobState.QUEUED
     assert driver.core.jobs["b"].lease
+
+
+def test_a_waiting_job_with_a_new_priority_gets_the_device() -> None:
+    driver = Driver()
+    driver.running_pair()
+    driver.do(Adjusted("b", priority=1))
+    assert told(driver.parked("a", driver.core.jobs["a"].asked.stop_at), wire.Resume)[0][0] == "b"
+    driver.resumed("b")
+    driver.wake(5.0)
+    assert driver.core.jobs["b"].lease, "a has a lower priority"
+    driver.do(Adjusted("b", priority=0))
+    assert driver.core.jobs["b"].spec.priority == 0
+    assert picture(driver.core) == picture(driver.replayed(RoundRobin(quantum_s=QUANTUM_S)))
+
+
+def test_a_running_job_is_given_a_time_limit_and_another_weight() -> None:
+    driver = Driver()
+    running(driver, "a")
+    driver.do(Adjusted("a", time_limit_s=60.0, weight=2.0))
+    spec = driver.core.jobs["a"].spec
+    assert (spec.time_limit_s, spec.weight, spec.priority) == (60.0, 2.0, 0)
+    driver.wake(61.0)
+    assert driver.state("a") is JobState.FAILED
+    with pytest.raises(UsageError, match="job a has ended"):
+        driver.do(Adjusted("a", weight=1.0))
