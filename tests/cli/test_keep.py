@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from ..gpuslice.conftest import servers, train_undisturbed
+from ..gpuslice.warm.process import Servers
 from ..patience import PATIENCE_S
+from ..sched_core import torchrun_elastic
+from ..sched_core.test_gangs import digest
 from .conftest import RANK, Shell
 from .test_training import ATTACHED, STEADY
 from .waiting import until
 
+__all__ = ["servers"]
+
+GANG = Path(__file__).parents[1] / "sched_core" / "attached_ddp.py"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 EPOCHS = "3"
 
 
@@ -70,6 +79,50 @@ def test_models_are_the_undisturbed_ones_though_the_ram_disk_was_emptied(
     assert all(0 < made[job][-1] < made[alone][0] for job in (running, parked)), "they began anew"
     shell("down")
     assert not kept_files(shell)
+
+
+@pytest.mark.slow
+@pytest.mark.gangs
+def test_a_gang_and_an_elastic_job_go_on_though_the_ram_disk_was_emptied(
+    shell: Shell, tmp_path: Path, servers: Servers
+) -> None:
+    memory, enough, log = tmp_path / "memory", tmp_path / "enough", tmp_path / "log"
+    log.mkdir()
+    shell.variables["GPUSLICE_RAMDISK_DIR"] = str(memory)
+    environ = {**STEADY, "GPUSLICE_RAMDISK_DIR": str(memory)}
+    options = ("--devices", "cpu:3", "--policy", "gandiva", "--quantum", "500ms")
+    shell("up", *options)
+    client = shell.client()
+    words = (str(GANG), EPOCHS, str(enough))
+    gang = client.submit(["--", *TORCHRUN, "--nproc-per-node", "2", *words], devices=2, environ=environ)
+    elastic = client.submit(
+        ["--", *TORCHRUN, str(torchrun_elastic.__file__), str(log), "all epochs"],
+        devices=1,
+        most_devices=2,
+        environ={**environ, "EPOCHS": "40"},
+    )
+    for job in (gang, elastic):
+        until(client, job, lambda info: info.steps > 5)
+    shell("down", "--keep")
+    shutil.rmtree(memory)
+    enough.touch()
+    shell("up", *options)
+    client = shell.client()
+    for job in (gang, elastic):
+        ended = client.wait(job, PATIENCE_S)
+        assert ended is not None
+        assert (ended.state, ended.restarts) == ("succeeded", 0), client.read_log(job, err=True)
+    alone = train_undisturbed(tmp_path, servers, 2, *words)
+    assert digest(client.read_log(gang).decode()) == digest(alone)
+    seen = Counter(
+        index
+        for path in log.glob("log.*")
+        for line in path.read_text().splitlines()
+        for index in json.loads(line)["seen"]
+    )
+    assert set(seen) == set(range(torchrun_elastic.LENGTH))
+    assert len(set(seen.values())) == 1, "a sample was lost, or seen twice"
+    shell("down")
 
 
 def _lines(path: str) -> list[str]:
