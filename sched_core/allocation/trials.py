@@ -72,7 +72,13 @@ class Trials:
         self._avoided = None
 
     def look_at(self, job: Gang, now: float) -> None:
-        """End the trial of ``job`` if the job has made enough mini-batches."""
+        """End the trial of ``job`` if the job has made enough mini-batches.
+
+        Let a job wait for another trial if its state cannot be brought to the node of the devices.
+        """
+        if job.borrowed and not job.lease and job.relocation.stays and self._state.misplaced(job):
+            self.leave(job, now)
+            self.enter(job)
         passed = min((rank.boundary for rank in job.training()), default=0) if job.borrowed else 0
         if passed > job.spec.trial_batches:
             self._pass(job, now, Notice("trial_passed", job.id, {"batches": job.spec.trial_batches}))
@@ -113,6 +119,8 @@ class Trials:
             present = job.lease or job.home
             return present if taken.isdisjoint(present) else ()
         free = FreeDevices.besides(self._state.nodes.cluster, taken)
+        if job.relocation.stays and job.state_nodes:
+            return self._at_home(job, free)
         fitting = self._state.nodes.fitting(job)
         nodes = [list(free.on_node[node]) for node in fitting]
         groups = nodes if job.within else [list(chain.from_iterable(nodes))]
@@ -124,6 +132,16 @@ class Trials:
             for first in left
         )
         return min(choices, key=lambda devices: (*self._harm(devices), devices), default=())
+
+    def _at_home(self, job: Gang, free: FreeDevices) -> tuple[int, ...]:
+        """Return a free device for each rank of ``job`` where its state is; empty if there are too few."""
+        chosen: list[int] = []
+        for node in self._state.nodes.state_nodes(job)[: job.demand]:
+            left = [device for device in free.on_node[node] if device not in chosen]
+            if not left:
+                return ()
+            chosen.append(min(left, key=lambda device: (*self._harm((*chosen, device)), device)))
+        return tuple(chosen)
 
     def _from(self, first: int, left: list[int], count: int) -> tuple[int, ...]:
         """Return ``count`` devices of ``left``: ``first`` and those that disturb least beside it."""

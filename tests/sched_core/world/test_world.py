@@ -38,6 +38,10 @@ def test_a_scheduler_that_dies_at_any_order_to_a_node_has_forgotten_nothing(done
         check(scenario, deaths={number: done})
 
 
+def test_a_trial_is_where_a_state_is_that_could_not_be_brought() -> None:
+    check(draw_scenario(68).without_faults())
+
+
 @pytest.mark.parametrize("seed", DEADLY)
 def test_schedulers_may_die_at_orders_to_nodes(seed: int) -> None:
     scenario = draw_scenario(seed)
