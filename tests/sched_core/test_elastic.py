@@ -184,8 +184,8 @@ def test_the_journal_makes_the_same_of_it() -> None:
     driver = Elastic(max_restarts=1)
     driver.resized(0, 1)
     driver.resize(0)
-    again = Driver(4, Resizer())
-    again.core.allocation.planning._policy = replayed = Resizer()
+    replayed = Resizer()
+    again = Driver(4, replayed)
     wants = iter([(0, 1), (0,)])
     for event, now in driver.journal:
         again.now_s = now
