@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "tests" / "soak.json"
+_ENDS = ("everybody_ends", "honest_ranks", "accounts", "packing_fairness")
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 
 
@@ -54,7 +55,7 @@ def _borders(seed: int, left_s: float) -> Run:
 
 def _ends(seed: int, left_s: float) -> Run:
     """Worlds in which anything happens before all jobs are to end, or all time is to be accounted for."""
-    files = (f"tests/sched_core/test_{name}.py" for name in ("everybody_ends", "honest_ranks", "accounts"))
+    files = (f"tests/sched_core/test_{name}.py" for name in _ENDS)
     return Run((*_PYTEST, *files), {"GPUSLICE_ENDS": str(seed)})
 
 

@@ -44,9 +44,9 @@ def stop(shell: Shell, job: str) -> psutil.Process:
 
 
 def running(shell: Shell, client: Client, *options: str) -> str:
-    """A job that is on the device, and would stay there for long."""
+    """A job that is on the device, and would stay there for long. Told to end, it has a second."""
     words = ["--", sys.executable, str(RANK), str(ENDLESS), "0", *options]
-    job = client.submit(words)
+    job = client.submit(words, grace_s=1.0)
     until(client, job, lambda info: info.state == "running")
     return job
 

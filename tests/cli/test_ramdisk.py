@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,8 +23,12 @@ from gpuslice.checkpoint.ramdisk.store import JobStore
 from gpuslice.daemon import event_log
 from gpuslice.errors import RefusedSnapshotError, UsageError
 
+from ..gpuslice.conftest import servers
+from ..gpuslice.warm.process import Servers
 from ..patience import PATIENCE_S
 from .conftest import Shell
+
+__all__ = ["servers"]
 
 STORE_KEYS = [
     "job",
@@ -66,17 +70,29 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "gpuslice", "ramdisk", *map(str, arguments)]
 
 
+#: Starts a command.
+_start: list[Callable[..., subprocess.Popen[str]]] = []
+
+
+@pytest.fixture(autouse=True)
+def warm(servers: Servers) -> Iterator[None]:
+    """Start commands in forks of a Python that has torch, which exports need."""
+    _start.append(servers.start)
+    yield
+    _start.clear()
+
+
 def gpuslice(*arguments: object, disk: RamDisk | None = None) -> subprocess.CompletedProcess[str]:
     where = [] if disk is None else ["--dir", disk.directory]
     environ = {**os.environ, "GPUSLICE_RAMDISK_LIMIT": "64MiB"}
-    return subprocess.run(
-        command(*arguments, *where),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env=environ,
-        check=False,
-    )
+    words, (start,) = command(*arguments, *where), _start
+    with start(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            out, err = process.communicate(timeout=PATIENCE_S)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
 def test_ls_lists_stores_and_the_total(disk: RamDisk, store: JobStore) -> None:

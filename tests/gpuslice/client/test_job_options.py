@@ -129,7 +129,7 @@ def toml_of(values: dict[str, Any], typed: bool) -> str:
     return "\n".join([*lines, *tables])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(fields=requests(), typed=st.booleans())
 def test_a_request_is_the_same_by_flags_by_a_file_by_keywords_and_on_the_wire(
     fields: dict[str, Any], typed: bool, tmp_path_factory: pytest.TempPathFactory

@@ -28,7 +28,7 @@ def walk(entries: list[Entry], *, strict: bool, blocked: set[tuple[int, str]]) -
     return chosen
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(STEP, st.booleans()), max_size=40))
 def test_repair_equals_the_walk(steps: list[tuple[tuple[str, int, int], bool]]) -> None:
     ranking: Ranking[Entry] = Ranking(CAPACITY)
@@ -102,7 +102,7 @@ def test_keys_of_running_jobs_may_all_change() -> None:
     assert ranking.repair() == [entries[2], entries[0]]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, CAPACITY), st.integers(0, 5)), min_size=1, max_size=12),
     st.lists(st.integers(0, 5), min_size=12, max_size=12),

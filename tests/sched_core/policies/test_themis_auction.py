@@ -73,7 +73,7 @@ def welfare(bids: Sequence[Bid], choices: Sequence[int]) -> float:
 
 
 @given(auctions())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_welfare_equals_brute_force_and_is_feasible(case: tuple[list[int], list[Bid]]) -> None:
     offer, entered = case
     verdict = auction(offer, entered)
@@ -84,7 +84,7 @@ def test_welfare_equals_brute_force_and_is_feasible(case: tuple[list[int], list[
 
 
 @given(auctions())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_payments_equal_their_definition_and_lie_in_0_1(case: tuple[list[int], list[Bid]]) -> None:
     offer, entered = case
     verdict = auction(offer, entered)
@@ -98,7 +98,7 @@ def test_payments_equal_their_definition_and_lie_in_0_1(case: tuple[list[int], l
 
 
 @given(auctions())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_before_payments_nobody_can_gain_without_a_loss_to_somebody(
     case: tuple[list[int], list[Bid]],
 ) -> None:
@@ -121,7 +121,7 @@ def utility(truth: Bid, award: Award) -> float:
 
 @pytest.mark.slow
 @given(auctions(), bids("a0"))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_truth_is_the_best_bid(case: tuple[list[int], list[Bid]], lie: Bid) -> None:
     offer, entered = case
     truth = entered[0]
