@@ -40,7 +40,8 @@ def test_a_job_whose_node_dies_goes_on_from_the_copy_of_its_last_suspend(
     client.suspend(job)
     while not (copies := nodes.notes("replicated", job)):
         assert client.wait(job, 0.2) is None
-    assert [copy["details"] for copy in copies] == [{"to": "here"}]
+    (details,) = [copy["details"] for copy in copies]
+    assert (details["from"], details["to"]) == ("b", "here")
     held = held_on(job, rays.find(nodes.here, socket=rank_endpoint(nodes.shell.directory)))
     assert held is not None
     client.resume(job)

@@ -168,7 +168,11 @@ class Gangs(Site):
         """Copy every snapshot of a suspended job to the node after that of each rank."""
         assert self.remote.transfers is not None
         self.replicas = Replicas(
-            self.core, 1, self.remote.transfers, lambda note: self.noted.append(note.what)
+            self.core,
+            1,
+            self.remote.transfers,
+            lambda note: self.noted.append(note.what),
+            self.scheduler.now,
         )
 
     def _observe(self, event: Event, now: float, commands) -> None:  # type: ignore[no-untyped-def]
