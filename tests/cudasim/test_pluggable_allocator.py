@@ -99,7 +99,8 @@ def test_that_it_keeps_no_memory_limit_is_said(warm_workshop: Workshop, change: 
 
 
 def test_a_scheduler_s_job_is_listed_suspended_and_resumed(site: Site, change: str) -> None:
-    site.script.write_text(change + TRAIN, encoding="utf-8")
+    long = TRAIN.replace("torch.randn(96, 64)", "torch.randn(400_000, 64)")  # it is cancelled
+    site.script.write_text(change + long, encoding="utf-8")
     client = site.up("cuda:0", "--policy", "fifo")
     job = site.submit(client)
     until(client, job, lambda info: info.steps > 5)
