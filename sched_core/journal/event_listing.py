@@ -9,6 +9,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Clocked,
     Computed,
     Event,
+    Kept,
     Limited,
     Noted,
     Plain,
@@ -72,6 +73,8 @@ def _info(number: int, at_s: float, unix_s: float | None, event: Event) -> Event
         details["deadline_s"] = event.spec.last_deadline_s
     if isinstance(event, ArraySubmitted):
         details["jobs"] = len(event.points)
+    if isinstance(event, Kept):
+        details["step"] = event.keep.value if event.keep else "over"
     if isinstance(devices := getattr(event, "devices", None), tuple):
         details["devices"] = ",".join(devices)
     return EventInfo(

@@ -169,7 +169,7 @@ class Weighted(msgspec.Struct, frozen=True, tag="weighted"):
     weight: Weight
 
 
-class Kept(msgspec.Struct, frozen=True, tag="kept"):
+class Kept(msgspec.Struct, frozen=True, tag="keep"):
     """A step of keeping all jobs while no scheduler runs, or only ``job``. None: scheduled again."""
 
     keep: Keep | None

@@ -56,6 +56,9 @@ def test_models_are_the_undisturbed_ones_though_the_ram_disk_was_emptied(
     shell("down", "--keep")
 
     assert {name.partition("@")[0] for name in kept_files(shell)} == {"parked", "running"}
+    told = [json.loads(line) for line in shell("events", "--json").splitlines()]
+    assert [one["details"]["step"] for one in told if one["what"] == "keep"][-1] == "end"
+    assert {one["job"] for one in told if one["what"] == "kept"} == {running, parked}
     rows = {one["id"]: one for one in json.loads(shell("ps", "--json"))["jobs"]}
     assert rows[running]["why"] == "kept for the next `gpuslice up`"
     assert rows[running]["steps"] >= begun.steps
