@@ -19,7 +19,7 @@ from gpuslice.wire import MAX_MESSAGE_BYTES, decode_frame
 
 from .node import Sought
 
-VERSION = 5
+VERSION = 6
 #: Room for a rank's longest message, or a command with its environment, and the frame around it.
 MAX_BYTES = 4 * MAX_MESSAGE_BYTES
 BEAT_S = 1.0
