@@ -27,7 +27,7 @@ from .wait_reasons import Since
 
 _HISTORY = 40
 #: A command that has run for so long without a Hello may be no training, and be at work without devices.
-MAY_BE_AT_WORK_S = 60.0
+_MAY_BE_AT_WORK_S = 60.0
 _TRAINING = (RankPhase.PARKED, RankPhase.COMING, RankPhase.ON)
 _THERE = (*_TRAINING, RankPhase.LEAVING)
 
@@ -170,10 +170,12 @@ class Gang(AccountedJob):
 
         A training does nothing before it has trained. A command without a Hello may be none.
         """
-        if self.processes.trains or self.state_nodes:
-            return True
+        return self.processes.trains or bool(self.state_nodes) or self.may_be_no_training(now)
+
+    def may_be_no_training(self, now: float) -> bool:
+        """Return True if the command has run for so long without a Hello that it may do something else."""
         greeted = self.processes.first_hello_s is not None
-        return not greeted and now >= self.command.launched_s + MAY_BE_AT_WORK_S
+        return not greeted and now >= self.command.launched_s + _MAY_BE_AT_WORK_S
 
     @property
     def told_to_end(self) -> bool:

@@ -19,7 +19,7 @@ from gpuslice.errors import GpusliceError, UnforeseenError, UsageError
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.jobs import places
 from gpuslice.sched_core.jobs.facts import Keep
-from gpuslice.sched_core.jobs.gang import MAY_BE_AT_WORK_S, Gang
+from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import Kept
 
@@ -221,11 +221,8 @@ def _obstacle(core: Core, job: Gang, now: float) -> str:
         return ""
     if job.processes.idle_since_s is not None:
         return "its command goes on without a training"
-    if job.processes.first_hello_s is None:
-        runs_s = now - job.command.launched_s
-        return (
-            f"its command has run for {runs_s:.0f} s without a training" if runs_s > MAY_BE_AT_WORK_S else ""
-        )
+    if job.may_be_no_training(now):
+        return f"its command has run for {now - job.command.launched_s:.0f} s without a training"
     if not _needs_snapshot(job) or job.portable:
         return ""
     if job.portable_later:
