@@ -135,7 +135,8 @@ def serve(
             others.begin(warn, lambda note: scheduler.set_aside([note]))
             listeners.replicas = _replicas(scheduler, others, remote)
             others.keep()
-        listeners.leftovers = _leftovers(core, directory, kept.spill_dir, remote)
+        if setup.has_state:
+            listeners.leftovers = _leftovers(core, directory, kept.spill_dir, remote)
         _collect_ramdisk(setup, kept.spill_dir)
         release(scheduler)
         ready(socket)
@@ -261,10 +262,8 @@ def _add_housekeeping(
         scheduler.housekeeping.add(task)
 
 
-def _leftovers(core: Core, directory: Path, spill_dir: str, remote: RemoteNodes | None) -> Leftovers | None:
-    """Return the object that has snapshots of ended jobs removed; None if jobs have none."""
-    if all(device.kind == "null" for device in core.devices):
-        return None
+def _leftovers(core: Core, directory: Path, spill_dir: str, remote: RemoteNodes | None) -> Leftovers:
+    """Return the object that has snapshots of ended jobs removed."""
     own = partial(forget, directory, spill_dir=spill_dir)
     return Leftovers(core, own, {} if remote is None else remote.nodes)
 
@@ -328,7 +327,7 @@ def _affordable(device_count: int, present: int | None) -> int:
 
 def _collect_ramdisk(setup: Setup, spill_dir: str) -> None:
     """Remove what dead processes have left in the RAM disk, like ``gpuslice ramdisk gc``."""
-    if all(device.kind == "null" for device in setup.devices):
+    if not setup.has_state:
         return
     from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk  # late, as below
 

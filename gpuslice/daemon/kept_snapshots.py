@@ -41,7 +41,7 @@ class KeptSnapshots:
     def __init__(self, directory: Path, setup: Setup) -> None:
         self._directory = directory
         self._spill_dir, self._limit = setup.spill_dir, setup.spill_limit
-        self._has_state = any(device.kind != "null" for device in setup.devices)
+        self._has_state = setup.has_state
         self.environ = setup.environ()
         if self.spill_dir:
             self.environ[variable("spill_dir")] = self.spill_dir

@@ -92,6 +92,11 @@ class Setup:
     sockets: Count = 1
     core_version: Count = CORE_VERSION
 
+    @property
+    def has_state(self) -> bool:
+        """True if jobs have state on the devices, and so snapshots: not all devices are ``null``."""
+        return any(device.kind != "null" for device in self.devices)
+
     def make_policy(self) -> Policy:
         """Return the policy.
 
