@@ -143,6 +143,10 @@ def variable(field: str) -> str:
     return f"GPUSLICE_{field.upper()}"
 
 
+#: The variable of a job whose snapshots are to be removed before its command is started.
+BEGIN_ANEW = variable("begin_anew")
+
+
 def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:
     """Return the settings from file, environment and flags. A flag that is None counts as not given.
 

@@ -19,7 +19,7 @@ def main() -> None:
     except GpusliceError as error:
         sys.stderr.write(error.lines)
         sys.exit(error.exit_code)
-    os.environ.pop("GPUSLICE_BEGIN_ANEW", None)
+    os.environ.pop(config.BEGIN_ANEW, None)
     os.execvp(sys.argv[1], sys.argv[1:])
 
 

@@ -16,6 +16,7 @@ from functools import partial
 
 import msgspec
 
+from gpuslice.config import BEGIN_ANEW
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.command import Stage
@@ -45,7 +46,6 @@ from gpuslice.sched_core.nodes.gang_commands import on_node
 from gpuslice.sched_core.nodes.lease import LEASED
 from gpuslice.sched_core.nodes.local_node import LocalNode
 from gpuslice.sched_core.nodes.node import Connection, Node, Reports, Sought
-from gpuslice.sched_core.nodes.processes import ANEW
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNode, RemoteNodes
 from gpuslice.sched_core.nodes.transfers import Transfers
 from gpuslice.types import MAX_COUNT, shortened
@@ -153,7 +153,7 @@ class JobProcesses:
             host = self._remote.addresses[nodes[0]]
             program = on_node(program, nodes, node, host=host, port=job.command.port)
         if job.command.anew:
-            environ[ANEW] = "1"
+            environ[BEGIN_ANEW] = "1"
         if node:
             environ[LEASED] = "1"  # if the node is lost, it may be started elsewhere
         self._node(node).launch(job.id, program, environ, job.attempt)

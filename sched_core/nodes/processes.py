@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpuslice.clock import Clock
+from gpuslice.config import BEGIN_ANEW
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.jobs.failures import ATTEMPT_MARK, TAIL_BYTES, telling
 from gpuslice.sched_core.jobs.program import Program
@@ -29,8 +30,6 @@ from gpuslice.sched_core.lifecycle.events import Event, Exited, RankGone
 
 from . import exit_record, supervisor
 
-#: A variable of a job whose snapshots are to be removed before its command is started.
-ANEW = "GPUSLICE_BEGIN_ANEW"
 #: Time between SIGTERM and SIGKILL for processes without a grace of their own,
 #: and for those that the command has not asked to end within its grace.
 GRACE_S = 3.0
@@ -129,7 +128,7 @@ class Processes:
             If it cannot be started.
         """
         argv = program.argv
-        if ANEW in extra:
+        if BEGIN_ANEW in extra:
             argv = (sys.executable, "-I", "-m", "gpuslice.training.begin_anew", *argv)
         self._forget_end(_Attempt(job, attempt))
         with (
