@@ -201,9 +201,7 @@ class Priorities:
                 level = self._levels[job.spec.priority]
                 if level.view.changes.reset:
                     level.jobs[job.id] = job
-        for name in (
-            ("succeeded",) if changes.reset else ("arrived", "finished", "succeeded", "begun", "settled")
-        ):
+        for name in ("succeeded",) if changes.reset else _CHANGES:
             for job in getattr(changes, name):
                 if (told := self._levels.get(job.spec.priority)) is not None:
                     _pass_on(told, name, job)
