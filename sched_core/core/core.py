@@ -46,6 +46,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Reserved,
     StateWaits,
     Submitted,
+    TakenOver,
     Undrained,
     Unpaused,
     Unreserved,
@@ -67,7 +68,7 @@ from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 from gpuslice.types import DeviceName
 from gpuslice.wire import Progress
 
-from . import device_requests, owner_requests
+from . import device_requests, kept_jobs, owner_requests
 from .absences import Absences
 from .time_limits import TimeLimits
 
@@ -192,6 +193,8 @@ class Core:
                 allocation.use_open_devices(now)
             case Kept():
                 owner_requests.keep(state, event, now)
+            case TakenOver():
+                kept_jobs.take_over(state, allocation, event, now)
             case Woken():
                 self._wake_s = None
                 state.plan_due = True

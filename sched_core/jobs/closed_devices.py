@@ -107,6 +107,11 @@ class ClosedDevices:
         return frozenset({*self._drained, *(one for one, end_s in self._paused.items() if end_s == inf)})
 
     @property
+    def made(self) -> int:
+        """The number of reservations that there ever were."""
+        return self._made
+
+    @property
     def next_name(self) -> str:
         """The name of the next reservation."""
         return f"r{self._made + 1}"
@@ -183,6 +188,10 @@ class ClosedDevices:
                 )
         self._reserved[reservation.name] = reservation
         self._made += 1
+
+    def count_from(self, made: int) -> None:
+        """Note that there have been ``made`` reservations before, whose names are not used again."""
+        self._made = max(self._made, made)
 
     def unreserve(self, name: str) -> Reservation:
         """End the reservation ``name`` and return it. Raise ``UsageError`` if there is none."""

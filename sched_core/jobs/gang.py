@@ -11,11 +11,12 @@ import msgspec
 from gpuslice.errors import IllegalTransitionError, InvariantError
 from gpuslice.sched_core.job import JobSpec
 
-from .accounts import AccountedJob, Activity
+from .accounts import AccountedJob, Activity, Stretch
 from .command import Command, Purpose
 from .conditions import Conditions
 from .facts import Asked, Entry, Keep, Lateness, Processes, Relocation, Switch, Verdict
 from .failures import Kind
+from .kept import KeptJob
 from .phase import state_of, write
 from .program import Program
 from .rank import Rank, RankPhase
@@ -37,6 +38,13 @@ class Gang(AccountedJob):
 
     ``running`` and ``placement`` of the base are what the policy wants; ``lease`` is what the ranks really
     have. The core works until the two agree.
+
+    Parameters
+    ----------
+    spec, number, program
+        What was asked for, the order of arrival, and the command.
+    kept, last_lease, state_nodes
+        Of a job that an earlier scheduler has kept: what is known of it, and these facts.
 
     Attributes
     ----------
@@ -103,17 +111,25 @@ class Gang(AccountedJob):
         *("switch", "tried", "verdict", "waits_since", "width", "world"),
     )
 
-    def __init__(self, spec: JobSpec, number: int, program: Program) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        number: int,
+        program: Program,
+        *,
+        kept: KeptJob | None = None,
+        last_lease: tuple[int, ...] = (),
+        state_nodes: tuple[int, ...] = (),
+    ) -> None:
         super().__init__(spec, number)
         self.program = program
         self.ranks = tuple(map(Rank, range(spec.devices if spec.relaunch else spec.ranks)))
         self.width = self.world = 0
         self.lease: tuple[int, ...] = ()
         self.home: tuple[int, ...] = ()
-        self.last_lease: tuple[int, ...] = ()
+        self.last_lease, self.state_nodes = last_lease, state_nodes
         self.borrowed: tuple[int, ...] = ()
         self.nodes: tuple[int, ...] = ()
-        self.state_nodes: tuple[int, ...] = ()
         self.requested_devices: tuple[int, ...] = ()
         self.held = self.lent = self.shown = self.given_up = self.finishing = self.deadline_missed = False
         self.shut_out = False
@@ -129,6 +145,14 @@ class Gang(AccountedJob):
         self.step_time = StepTime()
         self.tried = not spec.trial_batches
         self.history: deque[tuple[float, str]] = deque(maxlen=_HISTORY)
+        if kept is not None:
+            for name in kept.tally.__struct_fields__:
+                setattr(self, name, getattr(kept.tally, name))
+            self.keep, self.stretch = Keep.END, Stretch(Activity.HELD, kept.kept_s)
+            self.relocation = Relocation(steps=kept.steps, state_bytes=kept.state_bytes)
+            self.command, self.entry = Command(anew=kept.anew), Entry(had=kept.begun)
+            self.lateness = Lateness(missed=kept.missed)
+            self.verdict = Verdict(reason=kept.reason, failure=kept.failure)
 
     @property
     def state(self) -> JobState:

@@ -16,6 +16,7 @@ from gpuslice.sched_core.lifecycle.events import (
     PortFound,
     Reported,
     Submitted,
+    TakenOver,
     Woken,
     job_of,
     named,
@@ -73,6 +74,8 @@ def _info(number: int, at_s: float, unix_s: float | None, event: Event) -> Event
         details["deadline_s"] = event.spec.last_deadline_s
     if isinstance(event, ArraySubmitted):
         details["jobs"] = len(event.points)
+    if isinstance(event, TakenOver):
+        details["jobs"] = len(event.kept.jobs)
     if isinstance(event, Kept):
         details["step"] = event.keep.value if event.keep else "over"
     if isinstance(devices := getattr(event, "devices", None), tuple):

@@ -13,6 +13,7 @@ from gpuslice.errors import UsageError
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.command import Purpose
 from gpuslice.sched_core.jobs.facts import Keep
+from gpuslice.sched_core.jobs.kept import KeptJobs
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.policy import Task
 from gpuslice.types import (
@@ -176,6 +177,17 @@ class Kept(msgspec.Struct, frozen=True, tag="keep"):
     job: Label = ""
 
 
+class TakenOver(msgspec.Struct, frozen=True, tag="taken_over"):
+    """The jobs that a scheduler with another journal has kept. Only the first event of a journal can be that.
+
+    ``file`` is the checksum of the file that they come from.
+    """
+
+    kept: KeptJobs
+    unix_s: UnixTime
+    file: Label = ""
+
+
 class Measured(msgspec.Struct, frozen=True, tag="measured"):
     """A measurement of ``job``: its steps in some seconds beside other jobs (ids with commas; empty: alone).
 
@@ -325,6 +337,7 @@ Event = (
     | DeviceRequest
     | Clocked
     | Kept
+    | TakenOver
     | Measured
     | Noted
     | Computed
@@ -371,7 +384,7 @@ def job_of(event: Event) -> str:
 
 
 def submitted(event: Event) -> Iterator[tuple[JobSpec, Program]]:
-    """Yield each job that ``event`` submits, with its program. Yield nothing if it submits none."""
+    """Yield each job that ``event`` brings in, with its program. Yield nothing if it brings in none."""
     if isinstance(event, Submitted):
         yield event.spec, event.program
     elif isinstance(event, ArraySubmitted):
@@ -379,6 +392,9 @@ def submitted(event: Event) -> Iterator[tuple[JobSpec, Program]]:
             environ = {**event.program.environ, **point.environ}
             program = Program(point.argv, event.program.directory, environ)
             yield msgspec.structs.replace(event.spec, id=point.id, array=event.spec.id), program
+    elif isinstance(event, TakenOver):
+        for one in event.kept.jobs:
+            yield one.spec, one.program
 
 
 def decode(written: bytes) -> Event:

@@ -57,6 +57,11 @@ class NodeMap:
         return self._names == ("",)
 
     @property
+    def own(self) -> int | None:
+        """The number of the scheduler's own node. None if no device is there."""
+        return self._names.index("") if "" in self._names else None
+
+    @property
     def lost(self) -> frozenset[str]:
         """The names of the nodes that are lost: their lease has run out."""
         return frozenset(self._names[node] for node in self._lost)
