@@ -56,9 +56,8 @@ class Allocation:
     def __init__(self, state: State, policy: Policy, quotas: Mapping[str, int]) -> None:
         self._state = state
         self._sharer = policy if isinstance(policy, Shares) else None
-        over_share = self._over_share if self._sharer else None
         self.quotas, self.estimates = Quotas(quotas), Estimates()
-        self.waits = Waits(lambda: state.ledger.free, over_share)
+        self.waits = Waits(lambda: state.ledger.free, self._over_share if self._sharer else None)
         eligible: dict[str, Gang] = {}
         self._view = view = View(state.nodes.cluster, eligible, self.estimates)
         view.losses = ReportedLosses()
@@ -82,6 +81,22 @@ class Allocation:
             state, view, eligible, self.quotas, self.waits, self.planned, self.trials, self.prestart
         )
         self.planning = Planning(state, policy, view, self.eligibility, self.planned)
+
+    def use_policy(self, policy: Policy, now: float) -> None:
+        """Have ``policy``, which is new, plan from now on for all jobs as they are."""
+        self.learn(now)
+        self._sharer = policy if isinstance(policy, Shares) else None
+        jobs = [job for job in self._state.jobs.values() if not job.state.ended]
+        self.waits.change(self._over_share if self._sharer else None, jobs, now)
+        self.throughput.use_policy(policy)
+        self.prestart.use_policy(policy)
+        placement = placement_of(policy)
+        self._state.nodes.spread = placement == "spread"
+        self.homes.use_placement(placement)
+        self.stays.change(now, keeps=keeps_to_nodes(policy), any_devices=placement == "count")
+        for job in jobs:
+            self.stays.look_at(job, now)
+        self.planning.use_policy(policy, now)
 
     def enter(self, job: Gang, now: float) -> None:
         """Take over ``job``, which has been submitted."""

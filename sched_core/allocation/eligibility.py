@@ -6,6 +6,8 @@ difference from what the policy knows is told to the policy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.jobs.wait_reasons import Waits
@@ -118,6 +120,15 @@ class Eligibility:
         elif job.waits_since is None or not job.waits_since.quota:
             self._planned.wait(job, now, quota=True)
 
+    def use_quotas(self, tenants: Mapping[str, int], now: float) -> None:
+        """Have other quotas from now on. Jobs beyond them leave their devices and wait for their part."""
+        queueing = [job for job in self._state.jobs.values() if job.id in self._inside]
+        for job in self._quotas.change(tenants, queueing):
+            if job.shown and self._quotas.keeps_out(job):
+                self._hide(job)
+                self._withhold(job)
+            self._state.reconcile_later(job)
+
     def _show(self, job: Gang, now: float) -> None:
         self._planned.wait(job, now)
         job.show(shown=True)
@@ -135,17 +146,25 @@ class Eligibility:
         self._trials.leave(job, now)
         self._prestart.leave(job)
         if job.shown:
-            job.show(shown=False)
-            del self.eligible[job.id]
-            self.dated.pop(job.id, None)
-            if not self._view.changes.reset:
-                self._view.changes.withdrawn(job)
+            self._hide(job)
+        self._withhold(job)
+        for follower in self._quotas.leave(job):
+            self._state.reconcile_later(follower)  # it may be shown or started now
+
+    def _hide(self, job: Gang) -> None:
+        """Tell the policy that it cannot choose ``job`` any more."""
+        job.show(shown=False)
+        del self.eligible[job.id]
+        self.dated.pop(job.id, None)
+        if not self._view.changes.reset:
+            self._view.changes.withdrawn(job)
+
+    def _withhold(self, job: Gang) -> None:
+        """Release what ``job`` has by the plan. The policy may give it to others."""
         if job.running:
             self._state.ledger.release(job)
         if not job.state.ended:
             self._withheld[job.id] = job
-        for follower in self._quotas.leave(job):
-            self._state.reconcile_later(follower)  # it may be shown or started now
         self._state.plan_due = True
 
     def take_back(self, now: float) -> None:

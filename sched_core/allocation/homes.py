@@ -26,10 +26,14 @@ class Homes:
 
     def __init__(self, state: State, placement: str = "") -> None:
         self._state = state
-        self._planned = placement != _ANY_DEVICES
-        self._exact = self._planned and placement not in _ANY_NODES
         #: Jobs whose state cannot be brought now, by id.
         self._stranded: dict[str, Gang] = {}
+        self.use_placement(placement)
+
+    def use_placement(self, placement: str) -> None:
+        """Take plans from now on as those of a policy with ``placement``."""
+        self._planned = placement != _ANY_DEVICES
+        self._exact = self._planned and placement not in _ANY_NODES
 
     def redirect(self, job: Gang, now: float) -> None:
         """Insist that ``job`` goes to the devices that its owner wants, if it has no processes there.

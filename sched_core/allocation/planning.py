@@ -87,6 +87,17 @@ class Planning:
         eligibility: Eligibility,
         planned: PlannedDevices,
     ) -> None:
+        self.plans = 0
+        self._state, self._view = state, view
+        self._eligibility, self._planned = eligibility, planned
+        self.computations = Computations(state.order)
+        view.compute = self.computations.compute
+        self.granted: list[tuple[Gang, bool]] = []
+        self._ask_only(policy)
+
+    def _ask_only(self, policy: Policy) -> None:
+        """Ask ``policy`` from now on. Nothing that another one has said counts any more."""
+        self._policy = policy
         self.policy = policy.name
         self.needs_durations = policy.needs_durations
         self._guarantor = policy if isinstance(policy, Guarantees) else None
@@ -94,17 +105,30 @@ class Planning:
         #: Tested only once: the test for these methods takes longer than all else that is done for a job.
         self._queues = policy if isinstance(policy, Queues) else None
         self.wake_s: float | None = None
-        self.plans = 0
         self.priorities = Priorities(policy)
         self._rounds = (-inf, 0)
-        self._state, self._policy, self._view = state, policy, view
-        self._eligibility, self._planned = eligibility, planned
-        self.computations = Computations(state.order)
-        view.compute = self.computations.compute
-        self.granted: list[tuple[Gang, bool]] = []
         #: The last reported failure of the policy; the same one is not reported twice in a row.
         self._complaint = ""
         self._back_off = BackOff(_ASK_AGAIN_S, _ASK_AGAIN_AT_MOST_S)
+
+    def use_policy(self, policy: Policy, now: float) -> None:
+        """Ask ``policy``, which is new, from now on. It plans anew for all jobs as they are.
+
+        Of jobs that share a device by the old policy's plan, the first keeps it: the new one may share none.
+        Guarantees end with the policy that gave them, if the new one gives none.
+        """
+        self._ask_only(policy)
+        self._state.ledger.policy = policy.name
+        holders = self._state.ledger.holders
+        for job in self._eligibility.eligible.values():
+            if job.running and any(holders(device)[0] is not job for device in job.placement):
+                self._planned.unassign(job, now)
+        if not self.guarantees:
+            for job in self._state.jobs.values():
+                asks = job.spec.guaranteed or job.guaranteed
+                if asks and job.guaranteed is not False and not job.state.ended:
+                    self._guarantee(job, now, granted=False)
+        self._planned.plan_anew()
 
     def level(self, job: Gang) -> int | None:
         """Return the policy's queue of ``job``, 0 the most urgent. None if the policy has none for it."""
@@ -221,11 +245,12 @@ class Planning:
                 self.complain(error, None)
                 self.guarantees, self._guarantor = False, None
                 return
-            if granted is None or granted is job.guaranteed:
-                continue
-            what = (
-                "guaranteed" if granted else "not_guaranteed" if job.guaranteed is None else "guarantee_lost"
-            )
-            job.guaranteed = granted
-            job.history.append((now, what.replace("_", " ")))
-            self._state.order(Notice(what, job.id, {"deadline_s": job.spec.last_deadline_s}))
+            if granted is not None and granted is not job.guaranteed:
+                self._guarantee(job, now, granted=granted)
+
+    def _guarantee(self, job: Gang, now: float, *, granted: bool) -> None:
+        """Note that the deadline of ``job`` is guaranteed from now on, or is not, and send a notice of it."""
+        what = "guaranteed" if granted else "not_guaranteed" if job.guaranteed is None else "guarantee_lost"
+        job.guaranteed = granted
+        job.history.append((now, what.replace("_", " ")))
+        self._state.order(Notice(what, job.id, {"deadline_s": job.spec.last_deadline_s}))

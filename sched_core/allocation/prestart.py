@@ -78,21 +78,33 @@ class Prestart:
         self._next: dict[str, Gang] = {}
         #: The stand-ins that the copy of the policy sees, by the id of their job.
         self._twins: dict[str, Gang] = {}
+        self._view = View(Cluster([1]), self._twins)
+        self._copy_policy(policy)
+
+    def _copy_policy(self, policy: Policy) -> None:
         #: The copy of the policy. None if it cannot be copied, or has failed: then the oldest job is next.
         copied = _copy(policy)
         self._policy = None if copied is None else Priorities(copied)
-        self._view = View(Cluster([1]), self._twins)
+
+    def use_policy(self, policy: Policy) -> None:
+        """Have a copy of ``policy``, which is new, say from now on which jobs come next."""
+        self._copy_policy(policy)
+        self._empty_slots(self._view.cluster.size)
 
     def set_limit(self, limit: int) -> None:
         """Start at most ``limit`` jobs beyond those that run, from now on."""
         slots = max(len(self._state.devices), limit)
         if self.limit is None or slots != self._view.cluster.size:
-            self._view = View(Cluster([slots]), self._twins, self._estimates)
-            self._view.compute = _not_now
-            self._next.clear()
-            for twin in self._twins.values():
-                twin.unassign(twin.spec.submit_s)
+            self._empty_slots(slots)
         self.limit = limit
+
+    def _empty_slots(self, slots: int) -> None:
+        """Have the copy of the policy choose anew which jobs come next, for so many slots."""
+        self._view = View(Cluster([slots]), self._twins, self._estimates)
+        self._view.compute = _not_now
+        self._next.clear()
+        for twin in self._twins.values():
+            twin.unassign(twin.spec.submit_s)
 
     def offer(self, job: Gang, now: float) -> None:
         """Put ``job`` in line to be started when its turn comes; start it at once if there is no limit.

@@ -7,7 +7,7 @@ passes one after the other: it queues for the next when it has its part of the o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from gpuslice.sched_core.jobs.gang import Gang
@@ -60,6 +60,11 @@ class Limit:
         return list(self._inside)
 
     @property
+    def line(self) -> list[str]:
+        """The ids of the jobs that have a part, and then of those that wait for one."""
+        return [*self._inside, *self._outside]
+
+    @property
     def next_outside(self) -> str:
         """The id of the job that comes in next. Empty if none waits."""
         return next(iter(self._outside), "")
@@ -89,6 +94,25 @@ class Quotas:
         self.tenants = {name: Limit("tenant", name, most) for name, most in tenants.items()}
         #: The limits of arrays that have one, by the array's id.
         self._arrays: dict[str, Limit] = {}
+
+    def change(self, tenants: Mapping[str, int], queueing: Iterable[Gang]) -> list[Gang]:
+        """Replace the limits of tenants. ``queueing`` are the jobs that have, or queue for, all their parts.
+
+        Jobs of a changed limit queue anew: first those that had a part of the old one, in order of entry,
+        then those that waited for it, then the others. Return these jobs.
+        """
+        former, limits = self.tenants, Quotas(tenants).tenants
+        kept = {name for name in limits if name in former and limits[name].most == former[name].most}
+        changed = (former.keys() | limits.keys()) - kept
+        self.tenants = {name: former[name] if name in kept else limits[name] for name in limits}
+        places: dict[str, int] = {}
+        for name in changed & former.keys():
+            places |= {job: place for place, job in enumerate(former[name].line)}
+        found = [job for job in queueing if job.spec.tenant in changed]
+        found.sort(key=lambda job: (places.get(job.id, len(places)), not job.shown))
+        for job in found:
+            self.enter(job)
+        return found
 
     def enter(self, job: Gang) -> bool:
         """Let ``job`` queue for its part of each limit. Return True if it has all. Else a ``leave`` may."""

@@ -62,6 +62,15 @@ class Stays:
         self._idle_from: dict[str, float] = {}
         self._idle_until: tuple[float, str] = (inf, "")
 
+    def change(self, now: float, *, keeps: bool, any_devices: bool) -> None:
+        """Have jobs stay, or not, as another policy needs it. They have all just arrived where they are."""
+        jobs = [self._state.jobs[name] for name in self._arrivals]
+        for job in jobs:
+            self._forget(job)
+        self._any, self._keeps = any_devices, keeps and not self._state.nodes.single
+        for job in jobs:
+            self.look_at(job, now)
+
     def look_at(self, job: Gang, now: float) -> None:
         """Have ``job`` stay where it has arrived, or no longer where it has left."""
         if not self._keeps or job.spec.elastic:

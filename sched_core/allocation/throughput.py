@@ -32,15 +32,20 @@ class MeasuredThroughput:
     """
 
     def __init__(self, policy: Policy, order: Callable[[Command], None]) -> None:
-        self._policy = policy if isinstance(policy, Packs) else None
+        self.use_policy(policy)
         self._order = order
-        self._told = 0
         #: Samples by the kind of the job and the kind of the job beside it (empty: none).
         self._samples: dict[tuple[str, str], deque[Sample]] = {}
         self._busy: dict[str, float] = {}
         #: By kind of elastic job: work and seconds by number of devices, and the speed curve through them.
         self._work: dict[str, dict[int, deque[tuple[int, float]]]] = {}
         self._curves: dict[str, SpeedCurve] = {}
+
+    def use_policy(self, policy: Policy) -> None:
+        """Measure for ``policy`` from now on. What was measured is kept."""
+        self._policy = policy if isinstance(policy, Packs) else None
+        #: How many of its verdicts were told.
+        self._told = 0
 
     @property
     def packs(self) -> bool:

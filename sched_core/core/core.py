@@ -44,6 +44,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Reported,
     Requeued,
     Reserved,
+    SettingsChanged,
     StateWaits,
     Submitted,
     TakenOver,
@@ -68,8 +69,9 @@ from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 from gpuslice.types import DeviceName
 from gpuslice.wire import Progress
 
-from . import device_requests, kept_jobs, owner_requests
+from . import device_requests, kept_jobs, owner_requests, settings
 from .absences import Absences
+from .settings import MakePolicy
 from .time_limits import TimeLimits
 
 #: A policy is asked at most so often at one moment, and then again so many seconds later. Without that,
@@ -95,6 +97,8 @@ class Core:
         The memory of each device; 0: not known.
     sockets
         The number of CPU sockets of each node. The node's devices belong to them in equal parts, in order.
+    make_policy
+        Makes the policies that ``SettingsChanged`` asks for. None: there is no other policy.
 
     Attributes
     ----------
@@ -113,6 +117,7 @@ class Core:
         quotas: Mapping[str, int] | None = None,
         device_memory_bytes: int = 0,
         sockets: int = 1,
+        make_policy: MakePolicy | None = None,
     ) -> None:
         nodes = NodeMap(devices, sockets, spread=placement_of(policy) == "spread")
         ledger = Ledger(nodes.cluster, policy.name)
@@ -124,6 +129,7 @@ class Core:
         self._reconciliation = Reconciliation(
             self.state, self._processes, self.allocation.prestart.offer, self.allocation.throughput.rate
         )
+        self._make_policy = make_policy
         self._absences, self._time_limits = Absences(self.state), TimeLimits(self.state)
         #: The last wake time that was ordered. None: there is none.
         self._wake_s: float | None = None
@@ -195,6 +201,9 @@ class Core:
                 owner_requests.keep(state, event, now)
             case TakenOver():
                 kept_jobs.take_over(state, allocation, event, now)
+            case SettingsChanged():
+                settings.change(state, allocation, self._make_policy, event, now)
+                self._reports.needs_durations = allocation.planning.needs_durations
             case Woken():
                 self._wake_s = None
                 state.plan_due = True

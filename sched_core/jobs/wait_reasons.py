@@ -7,7 +7,7 @@ policy wants them. The rest of the waiting is other jobs' turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,6 +97,16 @@ class Waits:
         self._over_share = over_share
         #: The fair-share and the fragmentation stopwatch, by tenant ("" where shares do not matter) and size.
         self._stopwatches: dict[tuple[str, int], tuple[Stopwatch, Stopwatch]] = {}
+
+    def change(self, over_share: OverShare | None, jobs: Iterable[Waiter], now: float) -> None:
+        """Ask another policy from now on who is over its share. ``jobs`` are all that may wait."""
+        waiting = [(job, since) for job in jobs if (since := job.waits_since) is not None]
+        for job, _ in waiting:
+            self.end(job, now)
+        self._over_share = over_share
+        self._stopwatches.clear()
+        for job, since in waiting:
+            self.begin(job, now, quota=since.quota, unstarted=since.fragmentation_s is None)
 
     def update(self, now: float) -> None:
         """Start and stop the stopwatches. To be called after every change of what is free."""

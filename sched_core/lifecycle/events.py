@@ -320,6 +320,25 @@ class Requeued(msgspec.Struct, frozen=True, tag="requeued"):
     fresh: bool = False
 
 
+class SettingsChanged(msgspec.Struct, frozen=True, tag="settings_changed"):
+    """The scheduler owner's request to change settings; None: the setting stays.
+
+    Attributes
+    ----------
+    policy, options
+        The policy's name and all its options, both or none.
+    quotas
+        All quotas: how many devices the jobs of a tenant may ask for together.
+    switch_share
+        The part of the time that switching may take.
+    """
+
+    policy: Word | None = None
+    options: dict[Word, Word] | None = None
+    quotas: dict[Label, Count] | None = None
+    switch_share: Seconds | None = None
+
+
 #: The requests of a job's owner.
 OwnerRequest = Cancelled | Held | Released | Moved | Weighted | Adjusted | Requeued
 #: The requests that are about devices.
@@ -335,6 +354,7 @@ Event = (
     | PortFound
     | OwnerRequest
     | DeviceRequest
+    | SettingsChanged
     | Clocked
     | Kept
     | TakenOver

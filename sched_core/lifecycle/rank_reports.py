@@ -55,7 +55,7 @@ class RankReports:
     """
 
     def __init__(self, state: State, processes: RankProcesses, *, needs_durations: bool = False) -> None:
-        self._state, self._processes, self._needs_durations = state, processes, needs_durations
+        self._state, self._processes, self.needs_durations = state, processes, needs_durations
 
     def take(self, job: Gang, number: int, message: FromAgent, now: float) -> None:
         """Act on ``message`` of rank ``number``, if it is news.
@@ -122,7 +122,7 @@ class RankReports:
             details = {"step": job.steps, "after_s": now - job.spec.submit_s}
             self._state.order(Notice("first_step", job.id, details))
         step_s = job.step_time.step_s
-        if self._needs_durations and step_s is not None and not known:
+        if self.needs_durations and step_s is not None and not known:
             self._state.order(Notice("timed", job.id, {"step_s": step_s}))
             self._state.plan_due = True
 

@@ -29,13 +29,15 @@ class SwitchCosts:
 
     Attributes
     ----------
+    share
+        As above; it may be changed.
     relocations
         The costs of moves to other nodes.
     """
 
     def __init__(self, share: float, devices: Sequence[DeviceName] = ()) -> None:
         self.relocations = RelocationCosts()
-        self._share = share
+        self.share = share
         self._devices = devices
         self._costs = CostModel()
         #: The state that each rank moved at its last suspend, by job. Only of jobs that have not ended.
@@ -89,7 +91,7 @@ class SwitchCosts:
 
     def pays_after_s(self, cost_s: float) -> float:
         """Return how long a job must stay where it is so that ``cost_s`` is its share of the time."""
-        return cost_s / self._share if self._share else 0.0
+        return cost_s / self.share if self.share else 0.0
 
     def _nodes(self, devices: Sequence[int]) -> tuple[str, ...]:
         """Return the node of each of ``devices``."""
@@ -110,11 +112,11 @@ class SwitchCosts:
 
     def least_slice_s(self) -> float:
         """Return how long a slice must last so that switching any job stays below its share of the time."""
-        if not self._share or not self._states:
+        if not self.share or not self._states:
             return 0.0
         # On whichever device: not even the scheduler knows where the next slice will be.
         estimate = self._costs.switch(State(*self._largest()[:2]))
-        return 0.0 if estimate is None else estimate.seconds / self._share
+        return 0.0 if estimate is None else estimate.seconds / self.share
 
     def begun(self, job: Gang) -> None:
         """Note that a switch of ``job`` begins, and predict its cost to the job's next devices."""

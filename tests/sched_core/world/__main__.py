@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import nullcontext
 
 from .against import against
+from .changes import with_changes
 from .own_time import with_own_times
 from .put_back import FAULTS, put_back
 from .record import Violation
@@ -32,6 +33,7 @@ def main() -> int:
     told = "and again so often, as the scheduler dies at an order to a node"
     parser.add_argument("--deaths", type=int, default=0, metavar="N", help=told)
     parser.add_argument("--windows", action="store_true", help="with pauses, drains and reservations")
+    parser.add_argument("--changes", action="store_true", help="with changes of the scheduler's settings")
     told = "with holds, moments, dependencies, time limits and priorities"
     parser.add_argument("--own-times", action="store_true", help=told)
     parser.add_argument("--no-faults", action="store_true", help="nothing goes wrong")
@@ -47,6 +49,7 @@ def main() -> int:
             scenario = draw_scenario(seed)
             scenario = with_windows(scenario) if options.windows else scenario
             scenario = with_own_times(scenario) if options.own_times else scenario
+            scenario = with_changes(scenario) if options.changes else scenario
             scenario = scenario.without_faults() if options.no_faults else scenario
             if options.profile not in ("", scenario.profile.name):
                 continue

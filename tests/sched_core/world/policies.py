@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from gpuslice.sched_core.job import Job
@@ -30,13 +30,15 @@ _AGAIN_S = 0.3
 _SAME_WIDTH_S = 6.0
 
 
-def policy_of(name: str, seed: int, placement: str, *, shares: bool) -> Policy:
-    """Return a new policy of that name."""
+def policy_of(
+    name: str, seed: int, placement: str, *, shares: bool, options: Mapping[str, object] | None = None
+) -> Policy:
+    """Return a new policy of that name; without ``options`` with those of ``OPTIONS``."""
     if name == "restless":
         return Restless(seed, placement, shares=shares)
     if name == "alternating":
         return Alternating(placement)
-    return make_policy(name, dict(OPTIONS.get(name, {})))
+    return make_policy(name, dict(OPTIONS.get(name, {}) if options is None else options))
 
 
 class Restless:

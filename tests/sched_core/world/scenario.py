@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from gpuslice.sched_core.job import JobSpec
+from gpuslice.sched_core.lifecycle.events import SettingsChanged
 from gpuslice.types import DeviceName
 
 from .draws import Draws
@@ -82,6 +83,14 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Change:
+    """What the scheduler's owner sets, and when."""
+
+    when_s: float
+    event: SettingsChanged
+
+
+@dataclass(frozen=True)
 class Scenario:
     """A world before its first event.
 
@@ -107,6 +116,7 @@ class Scenario:
     wishes: tuple[Wish, ...] = ()
     outages: tuple[Outage, ...] = ()
     windows: tuple[Window, ...] = ()
+    changes: tuple[Change, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
     faults: bool = True
 

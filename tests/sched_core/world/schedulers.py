@@ -40,6 +40,7 @@ from gpuslice.sched_core.live.rank_sessions import RankSessions
 from gpuslice.sched_core.nodes.local_node import LocalNode
 from gpuslice.sched_core.nodes.node import Connection, Reports
 from gpuslice.sched_core.policies.ranked import RankedPolicy
+from gpuslice.sched_core.policy import Policy
 
 from .ground import Ground
 from .nodes import Machine, RemoteNodes
@@ -71,11 +72,19 @@ class Past(NamedTuple):
 
 def todays_core(scenario: Scenario) -> Core:
     """Return the core of today for ``scenario``."""
-    policy = policy_of(scenario.policy, scenario.seed, scenario.placement, shares=scenario.shares)
-    if not scenario.profile.stays and isinstance(policy, RankedPolicy):
-        policy.keeps_to_nodes = False
+
+    def make_policy(name: str, options: Mapping[str, str] | None) -> Policy:
+        policy = policy_of(name, scenario.seed, scenario.placement, shares=scenario.shares, options=options)
+        if not scenario.profile.stays and isinstance(policy, RankedPolicy):
+            policy.keeps_to_nodes = False
+        return policy
+
     return Core(
-        scenario.devices, policy, quotas=scenario.quotas, device_memory_bytes=scenario.device_memory_bytes
+        scenario.devices,
+        make_policy(scenario.policy, None),
+        quotas=scenario.quotas,
+        device_memory_bytes=scenario.device_memory_bytes,
+        make_policy=make_policy,
     )
 
 

@@ -24,7 +24,7 @@ from .draws import Draws
 from .ground import Ground
 from .nodes import RECONNECT_S, Machine, RemoteNode, RemoteNodes
 from .safety import Safety
-from .scenario import CALM_S, LOST_AFTER_S, SILENT_AFTER_S, JobPlan, Outage, Scenario, Window, Wish
+from .scenario import CALM_S, LOST_AFTER_S, SILENT_AFTER_S, Change, JobPlan, Outage, Scenario, Window, Wish
 from .schedulers import Journal, MakeCore, Outcome, Scheduler, todays_core
 from .states import Transfers
 from .windows import UNIX_S, begin_of, end_of
@@ -93,6 +93,8 @@ class World:
         for number, window in enumerate(scenario.windows):
             close = self._when_served(lambda window=window, number=number: self._close(window, number))
             ground.loop.at(window.when_s, close)
+        for change in scenario.changes:
+            ground.loop.at(change.when_s, self._when_served(lambda change=change: self._change(change)))
         for outage in scenario.outages:
             ground.loop.at(outage.from_s, lambda outage=outage: self._cut_off(outage))
         for when_s, away_s in scenario.restarts:
@@ -115,6 +117,7 @@ class World:
         moments_s = [plan.spec.submit_s for plan in self.scenario.jobs]
         moments_s += [wish.when_s for wish in self.scenario.wishes]
         moments_s += [window.when_s + window.for_s for window in self.scenario.windows]
+        moments_s += [change.when_s for change in self.scenario.changes]
         calm_s = CALM_S if self.scenario.faults else max(moments_s)
         self.ground.loop.at(calm_s, lambda: None)
         while self.ground.loop.now_s < calm_s:
@@ -234,8 +237,13 @@ class World:
         if (end := end_of(window)) is not None:
             self.ground.loop.at(ends_s, self._when_served(lambda: self._asked(end)))
 
+    def _change(self, change: Change) -> None:
+        """Change settings, if that is possible for the jobs that there are."""
+        if self._asked(change.event):
+            self.ground.record.note("", 0, "settings changed", change.event)
+
     def _asked(self, event: Event) -> bool:
-        """Ask for something about devices. Return False if that is impossible now."""
+        """Ask for something about devices, or for other settings. Return False if that is impossible now."""
         try:
             self._now.handle(event)
         except UsageError:

@@ -1,0 +1,39 @@
+"""Settings that change in a world: the policy, its options, quotas and the switch share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpuslice.sched_core.lifecycle.events import SettingsChanged
+
+from .draws import Draws
+from .policies import NAMES, OPTIONS
+from .scenario import CALM_S, Change, Scenario
+
+
+def with_changes(scenario: Scenario) -> Scenario:
+    """Return ``scenario`` with some changes of the scheduler's settings."""
+    draws, found = Draws(scenario.seed), list[Change]()
+    # Jobs that are submitted later must be possible, too.
+    least = max((plan.spec.ranks for plan in scenario.jobs if plan.spec.tenant == "t"), default=1)
+    for number in range(draws.number(1, 5, "changes")):
+        key = ("change", number)
+        when_s = draws.between(1.0, CALM_S - 2.0, *key, "when")
+        kinds = ["policy", "policy", "quotas", "switch share"]
+        chosen = draws.sample(kinds, draws.number(1, 2, *key, "count"), *key, "kinds")
+        policy = draws.choice(NAMES, *key, "policy") if "policy" in chosen else None
+        event = SettingsChanged(
+            policy,
+            None if policy is None else _options(draws, policy, *key),
+            draws.choice([{}, {"t": least}, {"t": least + 1}], *key, "quotas")
+            if "quotas" in chosen
+            else None,
+            draws.choice([0.0, 0.03, 0.5], *key, "share") if "switch share" in chosen else None,
+        )
+        found.append(Change(when_s, event))
+    return replace(scenario, changes=tuple(sorted(found, key=lambda change: change.when_s)))
+
+
+def _options(draws: Draws, policy: str, *key: object) -> dict[str, str]:
+    factor = draws.choice([0.5, 1.0, 3.0], *key, "quantum")
+    return {name: str(value * factor) for name, value in OPTIONS.get(policy, {}).items()}
