@@ -19,7 +19,10 @@ def scheduler(*options: str) -> Iterator[tuple[Client, Path]]:
     with tempfile.TemporaryDirectory(prefix="gpuslice-bench-") as name:
         directory = Path(name) / "s"
         place = ["--state-dir", str(directory)]
-        subprocess.run([*gpuslice, "up", *options, *place], check=True, stdout=subprocess.DEVNULL)
+        # The benchmark itself may be on the GPU.
+        subprocess.run(
+            [*gpuslice, "up", *options, "--foreign", "ignore", *place], check=True, stdout=subprocess.DEVNULL
+        )
         try:
             with Client(directory) as client:
                 yield client, directory

@@ -17,8 +17,10 @@ from gpuslice.types import (
     Count,
     JobName,
     Label,
+    Pid,
     Priority,
     Seconds,
+    UnixTime,
     Word,
 )
 from gpuslice.types import Weight as WeightValue
@@ -317,6 +319,20 @@ class ArrayInfo(Verb, frozen=True):
     place: int
 
 
+class DeviceUser(Verb, frozen=True):
+    """A process on a device that belongs to no job, and since when it has been seen there (docs/json.md).
+
+    ``user`` is its Unix user, or ``u1003`` for a number without a name. ``nbytes`` is its memory on the
+    device; None if the driver does not tell.
+    """
+
+    pid: Pid
+    user: Word
+    command: Word
+    nbytes: ByteCount | None
+    since_unix_s: UnixTime
+
+
 class DeviceInfo(Verb, frozen=True):
     """One device, the jobs on it, and to whom it is closed (docs/json.md)."""
 
@@ -327,6 +343,7 @@ class DeviceInfo(Verb, frozen=True):
     drained: bool = False
     reserved_for: str | None = None
     reserved_until_unix_s: float | None = None
+    used_by: tuple[DeviceUser, ...] = ()
 
 
 class ReservationInfo(Verb, frozen=True):

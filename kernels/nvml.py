@@ -114,6 +114,42 @@ def bytes_of_process(pid: int) -> dict[str, int]:
     return found
 
 
+class ProcessReader:
+    """Asks NVML which processes use a GPU. NVML stays open: to open it costs more than to ask."""
+
+    def __init__(self) -> None:
+        self.problem = _begin()
+
+    def read(self, gpu: Gpu) -> dict[int, int | None]:
+        """Return the bytes of each process on a GPU, or on an instance of MIG; None for a size not known.
+
+        Clients of MPS are among them. Of a GPU that does not answer, nothing is told.
+        """
+        if self.problem:
+            return {}
+        handle = self._handle(gpu)
+        found: dict[int, int | None] = {}
+        for question in (
+            "nvmlDeviceGetComputeRunningProcesses",
+            "nvmlDeviceGetMPSComputeRunningProcesses",
+        ):
+            for process in (_ask(question, handle) if handle is not None else None) or ():
+                size = getattr(process, "usedGpuMemory", None)
+                found[int(process.pid)] = None if size is None or size >= _NOT_AVAILABLE else int(size)
+        return found
+
+    def close(self) -> None:
+        """Close NVML."""
+        if not self.problem:
+            _ask("nvmlShutdown")
+
+    def _handle(self, gpu: Gpu) -> object | None:
+        is_instance = (gpu.uuid or "").startswith("MIG-")
+        by, name = ("UUID", gpu.uuid) if is_instance else ("Index", gpu.index)
+        handle: object | None = _ask(f"nvmlDeviceGetHandleBy{by}", name)
+        return handle
+
+
 def _bytes_on(handle: object, pid: int) -> int | None:
     """Return the memory of one GPU that a process has, or None if NVML cannot tell."""
     processes = _ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()

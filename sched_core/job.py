@@ -9,6 +9,8 @@ from typing import NamedTuple
 from gpuslice.job_request import JobRequest
 from gpuslice.types import ByteCount, Count, JobName, Label, Moment, Seconds, Text
 
+#: For how long others must use a device, as a rule, until jobs park for them.
+FOREIGN_GRACE_S = 10.0
 #: Seconds that a job has to save a checkpoint when it is told to end, unless it was submitted with others.
 GRACE_S = 30.0
 #: Seconds that a job waits for a node with its processes or its state, unless it was submitted with others.

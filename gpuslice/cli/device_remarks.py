@@ -1,9 +1,10 @@
-"""What people are told of devices that are closed: paused, reserved or drained, and until when."""
+"""What people are told of devices that are closed: paused, reserved, drained or used, and until when."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from gpuslice.sched_core.device_users import used_by
 from gpuslice.sched_core.jobs.closed_devices import at, owner
 from gpuslice.verbs import DeviceInfo
 
@@ -24,6 +25,8 @@ def closed(device: DeviceInfo, now_unix_s: float) -> str:
     if device.reserved_for is not None and device.reserved_until_unix_s is not None:
         until_s = at(device.reserved_until_unix_s, now_unix_s)
         parts.append(f"reserved for {owner(device.reserved_for)} until {until_s}")
+    if device.used_by:
+        parts.append(used_by(device.used_by, lambda unix_s: at(unix_s, now_unix_s)))
     if device.drained:
         parts.append("drained")
     return ", ".join(parts)

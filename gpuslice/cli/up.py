@@ -13,7 +13,7 @@ from gpuslice import config
 from gpuslice.daemon import background_start
 from gpuslice.errors import UsageError
 from gpuslice.files import private_directory
-from gpuslice.sched_core.job import GRACE_S, WAIT_FOR_NODE_S, JobDefaults
+from gpuslice.sched_core.job import FOREIGN_GRACE_S, GRACE_S, WAIT_FOR_NODE_S, JobDefaults
 from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
 
 from .options import Json, StateDir
@@ -126,6 +126,25 @@ def command(
         str,
         typer.Option(metavar="30s", help="How long jobs may take to end when asked to; submit --grace."),
     ] = f"{GRACE_S:g}s",
+    foreign: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="wait|share|ignore",
+            help="What jobs do about GPUs that others use: park and wait, go on, or not look; cuda:2=share.",
+        ),
+    ] = None,
+    foreign_grace: Annotated[
+        str, typer.Option(metavar="10s", help="How long a GPU must be used by others until jobs park.")
+    ] = f"{FOREIGN_GRACE_S:g}s",
+    foreign_ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROGRAM", help="A program that may be on a GPU, besides displays and monitors."
+        ),
+    ] = None,
+    prefer: Annotated[
+        str, typer.Option(metavar="cuda:3,cuda:2", help="Devices that jobs get first, if they are free.")
+    ] = "",
     prestart: Annotated[
         int | None,
         typer.Option(
@@ -162,6 +181,7 @@ def command(
     from gpuslice.checkpoint.files import store_directory
     from gpuslice.daemon import daemon, device_lists, other_nodes, scheduler_setup
     from gpuslice.daemon.interference_profiles import read_profiles
+    from gpuslice.nodes import foreign_use
     from gpuslice.sched_core.live.client_socket import ClientSocket
     from gpuslice.types import checked
 
@@ -208,6 +228,9 @@ def command(
             store_directory(ramdisk := config.load().ramdisk_directory)
             warnings.append(scheduler_setup.small_ramdisk_warning(ramdisk))
         warnings.append(scheduler_setup.oversubscription_warning(local))
+        names = foreign_use.preferred(names, prefer)
+        grace_s = config.parse_duration(foreign_grace, may_be_zero=True)
+        use = foreign_use.parse_foreign(foreign or [], grace_s, foreign_ignore or [], names)
         device_memory_bytes = scheduler_setup.device_memory(local)
         setup = checked(
             scheduler_setup.Setup(
@@ -245,5 +268,6 @@ def command(
             defaults=defaults,
             accept_loss=accept_loss,
             others=others,
+            foreign=use,
             warn=starter.tell,
         )

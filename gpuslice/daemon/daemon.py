@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +24,7 @@ from gpuslice.daemon.replicas import Replicas
 from gpuslice.daemon.scheduler_setup import Setup
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.memory import available_bytes
+from gpuslice.nodes.foreign_use import Foreign, ForeignUse, watched
 from gpuslice.nodes.leftovers import Leftovers, forget
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.job import DEFAULTS, JobDefaults
@@ -57,6 +59,7 @@ def serve(
     defaults: JobDefaults = DEFAULTS,
     accept_loss: bool = False,
     others: OtherNodes | None = None,
+    foreign: Foreign | None = None,
     warn: Callable[[str], None] = _ignore,
 ) -> None:
     """Run the scheduler of ``directory`` until `down` or a signal ends it. A signal leaves the jobs alone.
@@ -77,6 +80,8 @@ def serve(
         Go on with what is whole of a damaged journal.
     others
         The other nodes of its devices.
+    foreign
+        What is to be done about devices that others use; None: the usual.
     warn
         Called with what whoever started this should know.
 
@@ -131,6 +136,8 @@ def serve(
         )
         reports.own_spills = bool(setup.spill_dir)
         socket.admit_move = partial(reports.admit_move, core, observer.job_history.copies)
+        use = ForeignUse(core, foreign or Foreign(), scheduler.note_users, scheduler.now, time.time)
+        reports.used = use.take
         if others is not None:
             others.begin(warn, lambda note: scheduler.set_aside([note]))
             listeners.replicas = _replicas(scheduler, others, remote)
@@ -141,7 +148,7 @@ def serve(
         release(scheduler)
         ready(socket)
         _defer_garbage_collection()
-        with _directory_watch(directory, scheduler) as watch:
+        with watched(scheduler, directory, use), _directory_watch(directory, scheduler) as watch:
             scheduler.run(lambda: keeping.advance() or socket.shut_down or bool(stopped or watch.problem))
         if socket.shut_down:
             if not keeping.done:

@@ -11,6 +11,7 @@ import msgspec
 from gpuslice import config
 from gpuslice.errors import RamDiskFullError
 from gpuslice.node_agents import preflight
+from gpuslice.nodes.device_users import Users
 from gpuslice.nodes.plan import Found, Remark
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.lifecycle.events import Moved, Noted
@@ -45,6 +46,8 @@ class NodeReports:
     ----------
     note
         Called with each event that people should know.
+    used
+        Called with a node and who else uses its devices, whenever its agent tells.
     own_spills
         True if snapshots of parked jobs go to a disk here when the RAM disk is full.
     """
@@ -53,6 +56,7 @@ class NodeReports:
         self, nodes: Sequence[Found] = (), working_directory: str = "", remarks: Iterable[Remark] = ()
     ) -> None:
         self.note: Callable[[Noted], object] = lambda note: None
+        self.used: Callable[[str, Users], object] = lambda node, users: None
         self.own_spills = False
         self._nodes = [node.name for node in nodes] or [""]
         self._directory = working_directory
@@ -83,6 +87,7 @@ class NodeReports:
             found = [Remark(name, f"its gpuslice answers as another version does: {error}", remedy)]
         else:
             self._facts[name], self._clocks_s[name] = facts, facts.unix_s - time.time()
+            self.used(name, facts.users)
             if not joins:
                 return ""
             found = preflight.compare(name, self._here.now(), facts, self._directory, self._clocks_s[name])

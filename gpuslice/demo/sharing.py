@@ -84,7 +84,8 @@ def run_sharing(
 @contextmanager
 def _scheduler(device: DeviceName, quantum_s: float, directory: Path) -> Iterator[Client]:
     """Start a scheduler in the background, as ``gpuslice up`` does. At the end, end it and its jobs."""
-    words = ("--devices", torch_name(device), "--policy", "rr", "--quantum", f"{quantum_s:f}s")
+    beside = ("--foreign", "ignore")  # the demonstration goes on beside whatever else is there
+    words = ("--devices", torch_name(device), "--policy", "rr", "--quantum", f"{quantum_s:f}s", *beside)
     try:
         with uninterrupted():
             background_start.start(directory, [*words, "--state-dir", str(directory)])

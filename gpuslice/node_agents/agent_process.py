@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuslice import config
 from gpuslice.errors import GpusliceError
+from gpuslice.nodes.device_users import UserLook, UserWatch
 from gpuslice.nodes.leftovers import forget
 from gpuslice.nodes.plan import Config
 from gpuslice.sched_core.jobs.program import Program
@@ -43,6 +45,9 @@ def main(directory: Path, *, by_stdin: bool = False) -> None:
     known = msgspec.json.decode(told, type=Config)
     keys = KeyPair(known.public.encode(), known.secret.encode())
     present = preflight.PresentFacts(known.devices, known.working_directory)
+    watch = UserWatch(UserLook(known.devices, directory))
+    if any(device.startswith("cuda") for device in known.devices):
+        watch.start()
     receiving, sending = os.pipe()
     signal.signal(signal.SIGTERM, lambda number, frame: os.write(sending, b"."))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -58,7 +63,7 @@ def main(directory: Path, *, by_stdin: bool = False) -> None:
         adapt=_adapted,
         serve=lambda channel: _serve(channel, known, directory),
         forget=partial(forget, directory),
-        facts=lambda: msgspec.json.encode(present.now()),
+        facts=lambda: msgspec.json.encode(replace(present.now(), users=watch.users)),
     ) as agent:
         if agent.run(receiving):
             _discard(directory)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from gpuslice import config
 from gpuslice.errors import GpusliceError, last_line
+from gpuslice.nodes.device_users import Users
 from gpuslice.nodes.plan import Found, Remark, Wanted
 from gpuslice.types import Label, PathText, Word
 from gpuslice.version import __version__
@@ -48,6 +49,8 @@ class Facts(msgspec.Struct, frozen=True):
         Its clock, when it answered.
     spills
         True if snapshots of parked jobs go to a disk there when the RAM disk is full.
+    users
+        Who else uses its devices, by device.
     """
 
     python: PathText
@@ -62,6 +65,7 @@ class Facts(msgspec.Struct, frozen=True):
     has_directory: bool
     unix_s: float
     spills: bool = False
+    users: Users = {}
 
 
 def look(devices: Sequence[str], directory: str) -> Facts:

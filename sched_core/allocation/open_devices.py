@@ -1,8 +1,8 @@
 """What is possible: which devices are closed to each job, and which jobs can be nowhere now.
 
-Paused devices are no part of the cluster that policies see. What is closed to a job is in ``Job.closed``. A
-job that can be on closed devices only is withdrawn from the policy until one opens. A job that is on a device
-when the device is closed to it stops at its next boundary.
+Devices that no job may have (paused, or used by others) are no part of the cluster that policies see. What is
+closed to a job is in ``Job.closed``. A job that can be on closed devices only is withdrawn from the policy
+until one opens. A job that is on a device when the device is closed to it stops at its next boundary.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OpenDevices:
 
     def change(self, now: float) -> None:
         """Take from all jobs what is closed to them by now. The devices of the plan are to be used later."""
-        self._state.nodes.pause(self._state.closed.paused.keys())
+        self._state.nodes.pause(self._state.closed.shut)
         for job in [job for job in self._state.jobs.values() if not job.state.ended]:
             self.look_at(job)
             if job.closed:

@@ -24,6 +24,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Clocked,
     Command,
     Computed,
+    DevicesUsed,
     Drained,
     Event,
     Exited,
@@ -194,7 +195,10 @@ class Core:
                 launching.take(state, state.known(event.job, event), event, now)
             case Cancelled() | Held() | Released() | Moved() | Weighted() | Adjusted() | Requeued():
                 owner_requests.apply(state, allocation, state.known(event.job, event), event, now)
-            case Paused() | Unpaused() | Drained() | Undrained() | Reserved() | Unreserved() | Clocked():
+            case Paused() | Unpaused() | Drained() | Undrained() | Reserved() | Unreserved():
+                device_requests.apply(state, event, now)
+                allocation.use_open_devices(now)
+            case Clocked() | DevicesUsed():
                 device_requests.apply(state, event, now)
                 allocation.use_open_devices(now)
             case Kept():

@@ -1,4 +1,4 @@
-"""Requests about devices: to pause, drain or reserve them, and to end that."""
+"""Requests about devices: to pause, drain or reserve them, and to end that; and who else uses them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from math import inf
 
 from gpuslice.errors import UsageError
-from gpuslice.sched_core.jobs.closed_devices import Ended, Reservation
+from gpuslice.sched_core.device_users import used_by
+from gpuslice.sched_core.jobs.closed_devices import Ended, Reservation, at
 from gpuslice.sched_core.lifecycle.events import (
     Clocked,
     DeviceRequest,
+    DevicesUsed,
     Drained,
     Notice,
     Paused,
@@ -21,7 +23,7 @@ from gpuslice.sched_core.lifecycle.events import (
 from gpuslice.sched_core.lifecycle.state import State
 
 
-def apply(state: State, event: DeviceRequest | Clocked, now: float) -> None:
+def apply(state: State, event: DeviceRequest | Clocked | DevicesUsed, now: float) -> None:
     """Note what ``event`` says about devices, and what has begun and ended by now.
 
     Raises
@@ -48,6 +50,8 @@ def apply(state: State, event: DeviceRequest | Clocked, now: float) -> None:
             _reserve(state, event, now)
         case Unreserved():
             closed.unreserve(event.reservation)
+        case DevicesUsed():
+            _use(state, event, now)
     expire(state, now)
 
 
@@ -67,6 +71,24 @@ def _told(found: Ended) -> list[tuple[str, tuple[int, ...], dict[str, str]]]:
     return ended + [
         (what, one.devices, {"reservation": one.name, "tenant": one.tenant}) for what, one in of_reservations
     ]
+
+
+def _use(state: State, event: DevicesUsed, now: float) -> None:
+    """Note who else uses devices of a node, and tell people what has changed."""
+    own = {str(device): number for number, device in enumerate(state.devices) if device.node == event.node}
+    for name in (*event.users, *event.left):
+        if name not in own:
+            raise UsageError(f"there is no device {name!r} on that node", "see `gpuslice nodes`")
+    before = {state.devices[number] for number in own.values() if number in state.closed.users}
+    users = {own[name]: found for name, found in event.users.items() if found}
+    state.closed.tell_time(event.unix_s, now)
+    state.closed.use(own.values(), users, (own[name] for name in event.left if own[name] in users))
+    for number in users:
+        if state.devices[number] not in before:
+            said = used_by(users[number], lambda unix_s: at(unix_s, event.unix_s))
+            state.order(Notice("device_used", details={"devices": str(state.devices[number]), "by": said}))
+    for device in sorted(before - {state.devices[number] for number in users}, key=str):
+        state.order(Notice("device_free", details={"devices": str(device)}))
 
 
 def _reserve(state: State, event: Reserved, now: float) -> None:

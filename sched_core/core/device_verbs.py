@@ -82,6 +82,7 @@ def device_info(state: State, device: int) -> verbs.DeviceInfo:
         drained=device in closed.drained,
         reserved_for=None if present is None else present.tenant,
         reserved_until_unix_s=None if present is None else present.end_unix_s,
+        used_by=closed.users.get(device, ()),
     )
 
 

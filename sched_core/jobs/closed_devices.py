@@ -1,4 +1,4 @@
-"""Devices that are closed to jobs: paused for all, reserved for one tenant, or drained for jobs that begin.
+"""Devices that are closed to jobs: paused, reserved for one tenant, drained, or used by foreign processes.
 
 Begins and ends are Unix times, since people name them by the clock on the wall. The core compares them with
 its own clock by the last Unix time that it was told. What has ended, or begun, by now is noted by ``expire``
@@ -14,9 +14,11 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from gpuslice.errors import UsageError
+from gpuslice.sched_core.device_users import used_by
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.wall_time import WallTime
 from gpuslice.types import DeviceName
+from gpuslice.verbs import DeviceUser
 
 #: What is so near has come: the two clocks are compared with rounding.
 _ROUNDING_S = 1e-3
@@ -55,7 +57,7 @@ class Ended(NamedTuple):
 
 
 class ClosedDevices:
-    """The devices that are paused, reserved or drained.
+    """The devices that are paused, reserved, drained, or used by processes that are none of ours.
 
     Parameters
     ----------
@@ -70,6 +72,9 @@ class ClosedDevices:
         self._wall = wall
         self._paused: dict[int, float] = {}
         self._drained: set[int] = set()
+        self._users: dict[int, tuple[DeviceUser, ...]] = {}
+        #: The devices with users that jobs must leave, too.
+        self._left: set[int] = set()
         self._reserved: dict[str, Reservation] = {}
         #: How many reservations there ever were.
         self._made = 0
@@ -79,7 +84,7 @@ class ClosedDevices:
     @property
     def any(self) -> bool:
         """True if a device is closed to some job now."""
-        return bool(self._paused or self._drained or self._present)
+        return bool(self._paused or self._drained or self._present or self._users)
 
     @property
     def planned(self) -> bool:
@@ -90,6 +95,21 @@ class ClosedDevices:
     def paused(self) -> Mapping[int, float]:
         """The paused devices, and until when (Unix time; infinite: until they are unpaused); for reading."""
         return MappingProxyType(self._paused)
+
+    @property
+    def shut(self) -> frozenset[int]:
+        """The devices that no job may have now."""
+        return frozenset({*self._paused, *self._left})
+
+    @property
+    def users(self) -> Mapping[int, tuple[DeviceUser, ...]]:
+        """The processes on devices that are none of ours, by device; for reading."""
+        return MappingProxyType(self._users)
+
+    @property
+    def left(self) -> frozenset[int]:
+        """The devices that jobs must leave because others use them."""
+        return frozenset(self._left)
 
     @property
     def drained(self) -> frozenset[int]:
@@ -104,7 +124,8 @@ class ClosedDevices:
     @property
     def endless(self) -> frozenset[int]:
         """The devices that stay closed, to some jobs at least, until somebody opens them."""
-        return frozenset({*self._drained, *(one for one, end_s in self._paused.items() if end_s == inf)})
+        paused = (one for one, end_s in self._paused.items() if end_s == inf)
+        return frozenset({*self._drained, *self._users, *paused})
 
     @property
     def made(self) -> int:
@@ -200,6 +221,19 @@ class ClosedDevices:
         self._present.discard(name)
         return self._reserved.pop(name)
 
+    def use(
+        self, devices: Iterable[int], users: Mapping[int, tuple[DeviceUser, ...]], left: Iterable[int]
+    ) -> None:
+        """Note the processes on ``devices`` that are none of ours: these ``users``, and no others.
+
+        No job begins on a device with users. Jobs must leave those of ``left``.
+        """
+        for device in devices:
+            self._users.pop(device, None)
+            self._left.discard(device)
+        self._users.update(users)
+        self._left.update(left)
+
     # What that means by now.
 
     def expire(self, now: float) -> Ended:
@@ -229,7 +263,8 @@ class ClosedDevices:
         if not self.any:
             return frozenset()
         reserved = {device for one in self.present if one.tenant != job.spec.tenant for device in one.devices}
-        return frozenset({*self._paused, *reserved, *self._drained.difference(job.last_lease)})
+        begun = {*self._drained, *self._users}.difference(job.last_lease)
+        return frozenset({*self.shut, *reserved, *begun})
 
     def reason(self, job: Tenant, device: int, now: float) -> str:
         """Return in words why ``job`` may not have ``device``, such as ``cuda:1 is paused until 14:00``."""
@@ -240,6 +275,8 @@ class ClosedDevices:
         for one in self.present:
             if device in one.devices and one.tenant != job.spec.tenant:
                 return f"{name} is reserved for {owner(one.tenant)} until {at(one.end_unix_s, now_unix_s)}"
+        if (users := self._users.get(device)) is not None:
+            return f"{name} is {used_by(users, lambda unix_s: at(unix_s, now_unix_s))}"
         return f"{name} is drained (`gpuslice undrain {name}`)"
 
 

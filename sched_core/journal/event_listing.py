@@ -8,6 +8,7 @@ from gpuslice.sched_core.lifecycle.events import (
     ArraySubmitted,
     Clocked,
     Computed,
+    DevicesUsed,
     Event,
     Kept,
     Limited,
@@ -51,7 +52,7 @@ def history(journal: Journal, after: int) -> History:
 
 
 def _dull(event: Event) -> bool:
-    return isinstance(event, Computed | Limited | PortFound | Woken) or (
+    return isinstance(event, Computed | DevicesUsed | Limited | PortFound | Woken) or (
         isinstance(event, Reported) and isinstance(event.message, Progress)
     )
 

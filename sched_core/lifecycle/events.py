@@ -33,6 +33,7 @@ from gpuslice.types import (
     Word,
     explain,
 )
+from gpuslice.verbs import DeviceUser
 from gpuslice.wire import NOT_A_VALUE, FromAgent, ToAgent
 
 #: The types that a value in a notice's details may have.
@@ -297,6 +298,18 @@ class Unreserved(msgspec.Struct, frozen=True, tag="unreserved"):
     reservation: JobName
 
 
+class DevicesUsed(msgspec.Struct, frozen=True, tag="devices_used"):
+    """The processes on devices of ``node`` that are none of gpuslice's: all of them, by device.
+
+    No job begins on such a device. ``left`` are those of them that jobs must leave, too.
+    """
+
+    node: Label
+    unix_s: UnixTime
+    users: Mapping[Label, tuple[DeviceUser, ...]]
+    left: tuple[Label, ...] = ()
+
+
 class Woken(msgspec.Struct, frozen=True, tag="woken"):
     """The moment of the last ``WakeAt`` has come."""
 
@@ -356,6 +369,7 @@ Event = (
     | DeviceRequest
     | SettingsChanged
     | Clocked
+    | DevicesUsed
     | Kept
     | TakenOver
     | Measured

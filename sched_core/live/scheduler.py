@@ -33,6 +33,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Compute,
     Computed,
     DeviceRequest,
+    DevicesUsed,
     Event,
     FindPort,
     Kept,
@@ -248,6 +249,10 @@ class Scheduler:
     def apply_request(self, request: OwnerRequest | DeviceRequest | Kept) -> None:
         """Carry out what the owner of a job, or of the scheduler, requests."""
         self._handle(request)
+
+    def note_users(self, event: DevicesUsed) -> bool:
+        """Tell the core who else uses devices. Return True if it took that."""
+        return self._occur(event)
 
     def take_over(self, past: Iterable[PastEvent], note: Observer = _ignore) -> None:
         """Continue as the scheduler whose events are ``past``. Look for the jobs' processes.

@@ -80,7 +80,9 @@ class Site:
         with pytest.MonkeyPatch.context() as patch:
             for name in self.environ.keys() & {"CUDASIM_ACCOUNT", "CUDASIM_DEVICES"}:
                 patch.setenv(name, self.environ[name])
-            self.shell("up", "--devices", devices, *words)
+            # On a real GPU, other tests are there, too.
+            alone = () if "--foreign-grace" in words else ("--foreign", "ignore")
+            self.shell("up", "--devices", devices, *alone, *words)
         return self.shell.client()
 
     def command(self, ranks: int, *more: str) -> list[str]:
@@ -179,6 +181,34 @@ def test_gangs_take_turns_on_two_gpus(site: Site, tmp_path: Path) -> None:
     for rank in range(2):
         verbs = (tmp_path / f"verbs.{rank}").read_text().split()
         assert verbs.count("suspend") == verbs.count("resume") > 0
+    site.shell("down")
+
+
+#: Takes memory of the first GPU until it is told to end.
+COLLEAGUE = (
+    "import sys, torch; held = torch.ones(1 << 20, device='cuda:0'); print(flush=True); sys.stdin.read()"
+)
+
+
+@pytest.mark.simulated
+def test_a_job_parks_while_another_process_uses_its_gpu(site: Site) -> None:
+    """Of two jobs, one goes to the GPU that is free; the processes of both are none of others."""
+    client = site.up("cuda:0,cuda:1", "--policy", "rr", "--foreign-grace", "0s")
+    jobs = [site.submit(client) for _ in range(2)]
+    for job in jobs:
+        until(client, job, lambda info: info.steps > 5)
+    on_first = next(job for job in jobs if devices(client, job) == ("cuda:0",))
+    words = [sys.executable, "-c", COLLEAGUE]
+    with subprocess.Popen(
+        words, env=site.environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as colleague:
+        until(client, on_first, lambda info: info.suspends > 0)
+        first, second = client.status().devices
+        assert ([user.pid for user in first.used_by], second.used_by) == ([colleague.pid], ())
+        assert f"pid {colleague.pid} python" in site.shell("ps")
+        colleague.communicate()
+    site.end(client, *jobs)
+    assert {digest(client, job) for job in jobs} == {site.undisturbed()}
     site.shell("down")
 
 
