@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -117,6 +118,9 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         Time that the job waits for a node that does not answer and has its processes or its state. Then it
         goes on without: from an older snapshot, or from the beginning. None: the value of ``gpuslice up
         --wait-for-node``.
+    on_end, notify
+        A shell command that is run, and a URL to which a message is sent, when the job has ended for good
+        (docs/submit.md, When a job has ended). Empty: none.
     checkpoint_every
         Save the attached state at every Nth boundary, while the training goes on.
     route
@@ -230,6 +234,12 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             words={"0s": 0.0, "0": 0.0},
         ),
     ] = None
+    on_end: Annotated[
+        Word, Option(_ENDS, "CMD", "Run this shell command when the job has ended for good.")
+    ] = ""
+    notify: Annotated[
+        Word, Option(_ENDS, "URL", "Send a small JSON by POST to this URL when the job has ended for good.")
+    ] = ""
     checkpoint_every: Annotated[
         Count | None,
         Option(_ENDS, "N", "Save attached state at every Nth boundary while training goes on."),
@@ -273,6 +283,25 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 f"{self.devices} to {self.most_devices} devices are not possible",
                 "write the smaller number first: --devices 1:4",
             )
+        if self.notify and (wrong := _wrong_url(self.notify)):
+            # Without the URL, which may hold a secret.
+            raise UsageError(f"--notify {wrong}", "write for instance --notify https://example.org/hook")
+
+
+def _wrong_url(url: str) -> str:
+    """Return what is wrong with a URL for messages, or an empty text."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return "is no URL"
+    if parts.scheme not in ("http", "https"):
+        return "needs a URL that begins with http:// or https://"
+    if not host or not url.isascii() or not url.isprintable() or " " in url:
+        return "is no URL"
+    if parts.username is not None:
+        return "has a user before its host, which is not supported"
+    return ""
 
 
 class ArrayRequest(JobRequest, frozen=True, kw_only=True):

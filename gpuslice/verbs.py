@@ -229,6 +229,20 @@ class AttemptInfo(Verb, frozen=True):
     failure: str | None
 
 
+class EndInfo(Verb, frozen=True):
+    """What is done when a job has ended: ``on_end`` or ``notify``, and how far that has come.
+
+    ``state`` is ``waits`` (for the end), ``owed``, ``done`` or ``given up``. ``reason`` says why the last try
+    failed. ``again_s`` is in how many seconds it is tried again.
+    """
+
+    what: str
+    state: str
+    tries: int
+    reason: str
+    again_s: float | None
+
+
 class JobInfo(Verb, frozen=True):
     """One job, as ``ps --json`` prints it. The keys are documented in docs/json.md and do not change."""
 
@@ -298,6 +312,7 @@ class JobInfo(Verb, frozen=True):
     time_limit_s: float | None = None
     begin_unix_s: float | None = None
     after: tuple[str, ...] = ()
+    at_end: tuple[EndInfo, ...] = ()
 
     @property
     def ended(self) -> bool:

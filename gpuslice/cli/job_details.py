@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from gpuslice.config import format_size
-from gpuslice.verbs import AttemptInfo, JobInfo
+from gpuslice.verbs import AttemptInfo, EndInfo, JobInfo
 
 from . import tables
 from .text_width import one_line
@@ -47,6 +47,18 @@ def _attempt(one: AttemptInfo, now_s: float) -> str:
     return f"{', '.join(words)}{f': {one.failure}' if one.failure else ''}"
 
 
+def _at_end(one: EndInfo) -> str:
+    """Return how far a command or message has come that a job is followed by, in words."""
+    if one.state == "waits":
+        return "when it has ended"
+    tries = "" if one.tries == 1 else f" after {one.tries} tries"
+    if not one.reason:
+        return f"done{tries}" if one.state == "done" else "under way"
+    if one.again_s is None:
+        return f"given up{tries}: {one.reason}"
+    return f"failed{tries}, tried again in {tables.duration(one.again_s)}: {one.reason}"
+
+
 def _expected_end(job: JobInfo) -> str:
     if job.eta_s is None:
         return ""
@@ -72,6 +84,8 @@ def _labelled(job: JobInfo) -> Iterator[tuple[str, str]]:
     yield "exit", tables.ending(job)
     yield "command", shlex.join(job.command)
     yield "directory", job.directory
+    for one in job.at_end:
+        yield one.what.replace("_", " "), _at_end(one)
     yield "array", job.array or ""
     yield "after", ", ".join(job.after)
     yield "start", _expected_start(job)

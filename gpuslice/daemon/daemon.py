@@ -27,6 +27,7 @@ from gpuslice.memory import available_bytes
 from gpuslice.nodes.foreign_use import Foreign, ForeignUse, watched
 from gpuslice.nodes.leftovers import Leftovers, forget
 from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.ends.deliveries import Deliveries
 from gpuslice.sched_core.job import DEFAULTS, JobDefaults
 from gpuslice.sched_core.journal.journal import Journal
 from gpuslice.sched_core.journal.replay import Replay
@@ -146,12 +147,20 @@ def serve(
             listeners.leftovers = _leftovers(core, directory, kept.spill_dir, remote)
         _collect_ramdisk(setup, kept.spill_dir)
         release(scheduler)
+        deliveries = listeners.deliveries = _deliveries(scheduler, listeners, directory)
         ready(socket)
         _defer_garbage_collection()
         with watched(scheduler, directory, use), _directory_watch(directory, scheduler) as watch:
-            scheduler.run(lambda: keeping.advance() or socket.shut_down or bool(stopped or watch.problem))
+            scheduler.run(
+                lambda: (
+                    keeping.advance()
+                    or (socket.shut_down and deliveries.settled)
+                    or bool(stopped or watch.problem)
+                )
+            )
         if socket.shut_down:
             if not keeping.done:
+                deliveries.give_up()
                 _discard_snapshots(directory)
             if others is not None and remote is not None:
                 others.leave()
@@ -196,7 +205,7 @@ class _Listeners:
         The scheduler's.
     observer
         Keeps job histories, metrics and the log.
-    journal, client_socket, replicas, leftovers
+    journal, client_socket, replicas, leftovers, deliveries
         Set once they are there.
     """
 
@@ -207,6 +216,7 @@ class _Listeners:
         self.client_socket: ClientSocket | None = None
         self.replicas: Replicas | None = None
         self.leftovers: Leftovers | None = None
+        self.deliveries: Deliveries | None = None
 
     def record(self, event: Event, now: float, commands: Sequence[Command]) -> None:
         assert self.journal is not None
@@ -220,6 +230,8 @@ class _Listeners:
         if self.leftovers is not None:
             self.leftovers.see(event)
             self.leftovers.tell()
+        if self.deliveries is not None:
+            self.deliveries.see()
         if self.client_socket is not None:
             self.client_socket.notify()
 
@@ -273,6 +285,24 @@ def _leftovers(core: Core, directory: Path, spill_dir: str, remote: RemoteNodes 
     """Return the object that has snapshots of ended jobs removed."""
     own = partial(forget, directory, spill_dir=spill_dir)
     return Leftovers(core, own, {} if remote is None else remote.nodes)
+
+
+def _deliveries(scheduler: Scheduler, listeners: _Listeners, directory: Path) -> Deliveries:
+    """Return the object that runs commands and sends messages when jobs have ended."""
+    journal = listeners.journal
+    assert journal is not None
+    deliveries = Deliveries(
+        listeners.core,
+        listeners.observer.job_history.ends,
+        directory,
+        scheduler.local.processes.log,
+        scheduler.now,
+        lambda at_s: journal.wall_clock().unix_s(at_s),
+        lambda note: scheduler.set_aside([note]),
+    )
+    scheduler.register(deliveries.fileno(), deliveries.advance)
+    deliveries.begin()
+    return deliveries
 
 
 def _replicas(scheduler: Scheduler, others: OtherNodes, remote: RemoteNodes | None) -> Replicas | None:

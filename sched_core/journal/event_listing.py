@@ -27,8 +27,8 @@ from gpuslice.wire import MAX_MESSAGE_BYTES, Progress
 
 from .journal import Journal
 
-#: Fields that are no details of an event, or are said of each event.
-_HIDDEN = frozenset({"job", "id", "rank", "version", "unix_s"})
+#: Fields that are no details of an event, or are said of each event, or may hold a secret.
+_HIDDEN = frozenset({"job", "id", "rank", "version", "unix_s", "on_end", "notify"})
 #: Most entries that are read for one answer.
 _MOST = 500
 #: An answer is no longer than this plus one entry. Ranks' errors can be long.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.ends.record import EndRecord
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import (
@@ -188,6 +189,8 @@ class JobHistory:
         The history of each job, by its id.
     copies
         The newest copy of each job's state on another node.
+    ends
+        What is to be done about the ends of jobs.
     counted
         The half of a switch that was reported with the last event, if it counts.
     """
@@ -196,12 +199,14 @@ class JobHistory:
         self._core = core
         self.accounts: dict[str, Account] = {}
         self.copies = Copies(core)
+        self.ends = EndRecord()
         self.counted: Suspended | Resumed | None = None
 
     def note(self, event: Event, now: float, commands: Sequence[Command]) -> list[Phase]:
         """Note an event and the commands that followed from it. Return the phases that have ended with it."""
         self.counted = None
         self.copies.note(event, now)
+        self.ends.note(event, now)
         if isinstance(event, Reported) and isinstance(event.message, Suspended | Resumed):
             job = self._core.jobs[event.job]
             counts = self.accounts[event.job].reported(event.rank, event.message)
@@ -221,6 +226,7 @@ class JobHistory:
             present = account.phase
             if (job.state, job.lease, job.epoch) != (present.state, present.devices, present.epoch):
                 ended.append(account.moved(job, now))
+            self.ends.look_at(job)
         if isinstance(event, Exited) and (code := self._core.jobs[event.job].command.exit_code) is not None:
             self.accounts[event.job].exited(code, now)
         for command in commands:

@@ -9,11 +9,12 @@ import msgspec
 
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.device_verbs import device_info, reservations
+from gpuslice.sched_core.ends.record import NOTIFY, ON_END, Delivery
 from gpuslice.sched_core.jobs import places
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.types import shortened
-from gpuslice.verbs import ArrayInfo, AttemptInfo, JobInfo, NodeInfo, SchedulerStatus, SliceInfo
+from gpuslice.verbs import ArrayInfo, AttemptInfo, EndInfo, JobInfo, NodeInfo, SchedulerStatus, SliceInfo
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
 from .blockers import Blockers
@@ -180,7 +181,17 @@ class Overview:
             array=job.spec.array or None,
             attempts=tuple(map(_attempt, account.attempts)),
             directory=shortened(job.program.directory, _WHY_CHARACTERS),
+            at_end=self._at_end(job, now_s),
         )
+
+    def _at_end(self, job: Gang, now_s: float) -> tuple[EndInfo, ...]:
+        """Return what is done when ``job`` has ended, and how far that has come."""
+        if not (job.spec.on_end or job.spec.notify):
+            return ()
+        if found := self._job_history.ends.newest(job):
+            return tuple(_delivery(one, now_s) for one in found)
+        asked = ((ON_END, job.spec.on_end), (NOTIFY, job.spec.notify))
+        return tuple(EndInfo(what, "waits", 0, "", None) for what, wanted in asked if wanted)
 
     def _blockers(self, now_s: float) -> Blockers:
         return Blockers(self._core, now_s, self._job_history.copies, self.progress)
@@ -203,6 +214,12 @@ def _attempt(one: Attempt) -> AttemptInfo:
         exit_code=one.exit_code,
         failure=shortened(one.failure, _WHY_CHARACTERS) or None,
     )
+
+
+def _delivery(one: Delivery, now_s: float) -> EndInfo:
+    state = "owed" if one.owed else "given up" if one.error else "done"
+    again_s = max(0.0, one.again_s - now_s) if one.owed and one.tries else None
+    return EndInfo(one.kind, state, one.tries, shortened(one.error, _WHY_CHARACTERS), again_s)
 
 
 def _ended_s(job: Gang, now_s: float) -> float:

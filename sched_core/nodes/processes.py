@@ -227,12 +227,12 @@ class Processes:
         return descriptor
 
     def log(self, job: str, stream: str) -> Path:
-        """Return the file of ``stream`` (``out``, ``err`` or ``exit``) of ``job``."""
+        """Return the file of ``stream`` (``out``, ``err``, ``exit`` or ``end``) of ``job``."""
         return self._logs / f"{job}.{stream}"
 
     def logged(self, job: str) -> bool:
         """Return True if a job of that name has left logs here."""
-        return any(self.log(job, stream).exists() for stream in ("out", "err", "exit"))
+        return any(self.log(job, stream).exists() for stream in ("out", "err", "exit", "end"))
 
     def _record(self, job: str, attempt: int) -> Path:
         """Return the path of the supervisor's record. No job's name has a tilde."""
