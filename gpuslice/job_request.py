@@ -105,7 +105,7 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     hold, begin_unix_s, after
         What the job waits for before it is started: its owner's ``resume``, a moment in seconds since 1970
         (0: none), and the ends of other jobs: ``a`` or ``a:ok`` (it succeeded), ``a:failed``, ``a:any``. If
-        the other job ends otherwise, this one is cancelled.
+        the other job ends otherwise, this one is cancelled. An array's id stands for all of its jobs.
     max_restarts
         Number of restarts after failures that are not the user's (docs/recovery.md).
     boundary_timeout_s, on_boundary_timeout
@@ -203,7 +203,7 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         Option(
             _BEGIN,
             "JOB[:ok|any|failed]",
-            "Start the job only when JOB has succeeded (ok), failed, or ended at all (any). Default: ok.",
+            "Start the job only when JOB or ARRAY has succeeded (ok), failed, or ended (any). Default: ok.",
         ),
     ] = ()
     max_restarts: Annotated[

@@ -6,6 +6,7 @@ A moment is a Unix time. It stays the same when the machine sleeps or is switche
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from math import inf
 
 from gpuslice.sched_core.jobs.conditions import allows, described, followed
@@ -22,6 +23,44 @@ _ENDED = {
 }
 
 
+class Followed:
+    """The jobs that others wait for: one job, or all of an array.
+
+    Parameters
+    ----------
+    jobs
+        All of them.
+
+    Attributes
+    ----------
+    followers
+        The jobs that wait for them, by id.
+    ended
+        The states of those that have ended.
+    """
+
+    def __init__(self, jobs: Iterable[Gang]) -> None:
+        self._jobs = list(jobs)
+        self.followers: dict[str, Gang] = {}
+        self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        self._left = {job.id for job in self._jobs if not job.over}
+        self.ended = {job.state for job in self._jobs if job.over}
+
+    @property
+    def over(self) -> bool:
+        """True if all of them have ended."""
+        return not self._left
+
+    def look_at(self, job: Gang) -> None:
+        """Note that ``job``, one of them, is over."""
+        self._left.discard(job.id)
+        self.ended.add(job.state)
+        if not self._left:
+            self._look_at_all()  # one that had ended may have been started again
+
+
 class Starts:
     """The jobs with conditions of their start that are not fulfilled yet.
 
@@ -35,8 +74,10 @@ class Starts:
         self._state = state
         #: The moments that jobs wait for, the first one first.
         self._moments: list[tuple[float, int, Gang]] = []
-        #: The jobs that wait for the end of another one, by the id of that one.
-        self._followers: dict[str, dict[str, Gang]] = {}
+        #: The jobs and arrays whose end others wait for, by id.
+        self._followed: dict[str, Followed] = {}
+        #: The jobs of each array, in order.
+        self._arrays: dict[str, list[Gang]] = {}
 
     def add(self, job: Gang, now: float) -> None:
         """Have ``job``, which has been submitted, wait for the conditions of its start."""
@@ -44,32 +85,68 @@ class Starts:
             heapq.heappush(self._moments, (begin_unix_s, job.number, job))
             self.expire(now)
         for name in dict.fromkeys(map(followed, job.conditions.after)):
-            self._followers.setdefault(name, {})[job.id] = job
-            self.look_at(self._state.jobs[name], now)
+            if name not in self._followed:
+                found = self._state.jobs.get(name)
+                self._followed[name] = Followed(self._arrays[name] if found is None else [found])
+            self._followed[name].followers[job.id] = job
+            self._conclude(name, None, now)
+        if job.spec.array:
+            self._arrays.setdefault(job.spec.array, []).append(job)
+
+    def knows(self, name: str) -> bool:
+        """Return True if there is a job or an array of that id."""
+        return name in self._state.jobs or name in self._arrays
 
     def look_at(self, job: Gang, now: float) -> None:
-        """If ``job`` is over, start or cancel the jobs that wait for its end."""
-        if job.id in self._followers and job.over:
-            for follower in self._followers.pop(job.id).values():
-                if not follower.state.ended:
-                    self._follow(follower, job, now)
+        """If ``job`` is over, start or cancel the jobs that wait for its end, or for its array's."""
+        for name in (job.id, job.spec.array):
+            if name in self._followed and job.over:
+                self._followed[name].look_at(job)
+                self._conclude(name, job, now)
 
-    def _follow(self, follower: Gang, job: Gang, now: float) -> None:
-        """Note for ``follower`` that ``job`` is over. Cancel it if that was not the end that it waits for."""
+    def _conclude(self, name: str, job: Gang | None, now: float) -> None:
+        """Start or cancel the jobs that wait for ``name``, of which ``job`` has ended now, if that is due."""
+        found = self._followed[name]
+        for follower in list(found.followers.values()):
+            if follower.state.ended or self._follow(follower, name, job, now):
+                del found.followers[follower.id]
+        if not found.followers:
+            del self._followed[name]
+
+    def _follow(self, follower: Gang, name: str, job: Gang | None, now: float) -> bool:
+        """Note for ``follower`` how ``name`` has ended. Return True if it does not wait for that any more.
+
+        It is cancelled if that is not, or can no longer become, the end that it waits for.
+        """
+        found, waits = self._followed[name], False
+        is_array = name not in self._state.jobs
         for dependency in follower.conditions.after:
-            if followed(dependency) != job.id:
+            if followed(dependency) != name:
                 continue
-            if not allows(dependency, job.state):
-                why = f": {job.verdict.reason}" if job.verdict.reason else ""
-                reason = (
-                    f"it was to start once {described(dependency)} (--after), which {_ENDED[job.state]}{why}"
-                )
+            allowed = allows(dependency, found.ended, over=found.over)
+            told = described(dependency, array=is_array)
+            if allowed is None:
+                waits = True
+            elif allowed:
+                follower.conditions.fulfil(dependency)
+                follower.history.append((now, told))
+            else:
+                reason = f"it was to start once {told} (--after), {self._otherwise(name, job)}"
                 self._state.order(Notice("dependency_failed", follower.id, {"reason": reason}))
                 job_steps.end(self._state, follower, Trigger.CANCEL, reason, now)
-                return
-            follower.conditions.fulfil(dependency)
-            follower.history.append((now, described(dependency)))
+                return True
         self._may_start(follower, now)
+        return not waits
+
+    def _otherwise(self, name: str, job: Gang | None) -> str:
+        """Return how ``name`` has ended otherwise than a follower wants. ``job`` of it has ended last."""
+        one = self._state.jobs.get(name)
+        if one is not None:
+            return f"which {_told(one)}"
+        if job is None or job.state is JobState.SUCCEEDED:
+            ended = [job for job in self._arrays[name] if job.over]
+            job = next((one for one in ended if one.state is not JobState.SUCCEEDED), None)
+        return "and none has" if job is None else f"and {job.id} {_told(job)}"
 
     def expire(self, now: float) -> None:
         """Let the jobs start whose moment has come."""
@@ -94,3 +171,8 @@ class Starts:
 
     def _due_s(self) -> float:
         return self._state.wall.moment(self._moments[0][0])
+
+
+def _told(job: Gang) -> str:
+    """Return how ``job`` has ended, in words."""
+    return _ENDED[job.state] + (f": {job.verdict.reason}" if job.verdict.reason else "")

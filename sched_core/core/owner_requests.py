@@ -57,9 +57,9 @@ def check_submission(state: State, allocation: Allocation, spec: JobSpec) -> Non
             f"job {spec.id} has a priority, and policy {allocation.planning.policy} cannot plan by priority",
             "leave out --priority, or mend the policy so that it can be copied (copy.deepcopy)",
         )
-    if unknown := [name for name in map(followed, spec.after) if name not in state.jobs]:
+    if unknown := [name for name in map(followed, spec.after) if not allocation.starts.knows(name)]:
         raise UsageError(
-            f"job {spec.id} is to start after job {unknown[0]}, and there is no such job",
+            f"job {spec.id} is to start after job {unknown[0]}, and there is no such job or array",
             "submit that one first; `gpuslice ps` lists what there is",
         )
     if spec.begin_unix_s and state.wall.ahead_s is None:

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import msgspec
 
 from .states import JobState
 
-#: The states in which the other job may have ended, by what is written behind its id, and how to say that.
-_STATES = {
-    "ok": ((JobState.SUCCEEDED,), "has succeeded"),
-    "failed": ((JobState.FAILED,), "has failed"),
-    "any": ((JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED), "has ended"),
+#: What a dependency waits for by what is written behind the id: of a job, and of all jobs of an array.
+_WORDS = {
+    "ok": ("{} has succeeded", "all jobs of {} have succeeded"),
+    "failed": ("{} has failed", "all jobs of {} have ended and one has failed"),
+    "any": ("{} has ended", "all jobs of {} have ended"),
 }
 
 
 def followed(dependency: str) -> str:
-    """Return the id of the job that ``dependency``, such as ``a:any``, names."""
+    """Return the id of the job or the array that ``dependency``, such as ``a:any``, names."""
     return dependency.partition(":")[0]
 
 
-def allows(dependency: str, state: JobState) -> bool:
-    """Return True if ``dependency`` is fulfilled by a job that has ended in ``state``."""
-    return state in _STATES[dependency.partition(":")[2] or "ok"][0]
+def allows(dependency: str, ended: Set[JobState], *, over: bool) -> bool | None:
+    """Return True if ``dependency`` is fulfilled, False if it can never be. Return None if it still can be.
+
+    Parameters
+    ----------
+    ended
+        The states of those of the jobs that have ended: of one job, or of an array's.
+    over
+        True if all of them have ended.
+    """
+    how = dependency.partition(":")[2] or "ok"
+    if how == "ok" and ended - {JobState.SUCCEEDED}:
+        return False
+    if not over:
+        return None
+    return how != "failed" or JobState.FAILED in ended
 
 
-def described(dependency: str) -> str:
-    """Return ``dependency`` in words, such as ``a has succeeded``."""
-    job, _, how = dependency.partition(":")
-    return f"{job} {_STATES[how or 'ok'][1]}"
+def described(dependency: str, *, array: bool = False) -> str:
+    """Return ``dependency`` in words, such as ``a has succeeded``, or as it is said of an array."""
+    name, _, how = dependency.partition(":")
+    return _WORDS[how or "ok"][array].format(name)
 
 
 class Conditions(msgspec.Struct):
@@ -38,7 +53,7 @@ class Conditions(msgspec.Struct):
     begin_unix_s
         The moment before which it may not start; 0: none, or it has come.
     after
-        The jobs that must have ended, and how: ``a``, ``a:ok``, ``a:any`` or ``a:failed``.
+        The jobs or arrays that must have ended, and how: ``a``, ``a:ok``, ``a:any`` or ``a:failed``.
     """
 
     begin_unix_s: float = 0.0

@@ -11,6 +11,7 @@ from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.jobs import places
 from gpuslice.sched_core.jobs.accounts import Activity
 from gpuslice.sched_core.jobs.command import Stage
+from gpuslice.sched_core.jobs.conditions import described, followed
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.rank import RankPhase
 from gpuslice.sched_core.jobs.states import JobState
@@ -84,7 +85,9 @@ class Blockers:
             "held": job.held,
             "begin_unix_s": job.conditions.begin_unix_s,
             "begins_s": self._core.state.wall.moment(job.conditions.begin_unix_s) - self._now_s,
-            "after": job.conditions.after,
+            "after": tuple(
+                described(one, array=followed(one) not in self._core.jobs) for one in job.conditions.after
+            ),
             "kept": job.keep is not None,
             "ranks": len(job.members),
             "for_s": self._now_s - self._since_s(job, bool(absent)),

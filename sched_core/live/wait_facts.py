@@ -100,7 +100,7 @@ class Facts:
     begin_unix_s, begins_s
         The moment before which it may not start, and in how many seconds that is; 0: it may.
     after
-        The jobs whose end it waits for before it starts (``jobs.conditions``).
+        What it waits for before it starts, in words, such as ``a has ended``.
     lost_processes, lost
         Nodes that do not answer: those of its processes, and all.
     awaited, waits_s

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from gpuslice.config import format_size
-from gpuslice.sched_core.jobs.conditions import described
 from gpuslice.sched_core.jobs.states import JobState
 
 from .wait_facts import Facts, Refusal, Use
@@ -105,7 +104,7 @@ def _begin(facts: Facts) -> str | None:
 def _after(facts: Facts) -> str | None:
     if not facts.after:
         return None
-    return f"waits until {listed(list(map(described, facts.after)))} (--after)"
+    return f"waits until {listed(facts.after)} (--after)"
 
 
 def _quota(facts: Facts) -> str | None:

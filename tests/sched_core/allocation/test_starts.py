@@ -11,6 +11,7 @@ from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import (
+    ArraySubmitted,
     Cancelled,
     Clocked,
     Command,
@@ -19,6 +20,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Launch,
     Limited,
     Moved,
+    Point,
     RankGone,
     Released,
     Requeued,
@@ -43,6 +45,11 @@ class Day(Driver):
     def ask(self, job: str, **fields: object) -> list[Command]:
         spec = JobSpec(id=job, submit_s=self.now_s, **fields)  # type: ignore[arg-type]
         return self.do(Submitted(spec, PROGRAM))
+
+    def ask_many(self, array: str, count: int, **fields: object) -> list[Command]:
+        spec = JobSpec(id=array, submit_s=self.now_s, **fields)  # type: ignore[arg-type]
+        points = tuple(Point(f"{array}-{number}", PROGRAM.argv) for number in range(count))
+        return self.do(ArraySubmitted(spec, PROGRAM, points))
 
     def job(self, name: str) -> Gang:
         return self.core.jobs[name]
@@ -202,9 +209,56 @@ def test_a_job_that_is_requeued_waits_for_nothing_more(fields: dict[str, object]
     assert day.starts("b")
 
 
+@pytest.mark.parametrize(
+    ("how", "codes", "starts"),
+    [
+        *(("", (0, 0, 0), True), (":ok", (0, 0, 1), False), (":failed", (1, 0, 0), True)),
+        *((":failed", (0, 0, 0), False), (":any", (0, 1, 0), True)),
+    ],
+)
+def test_a_job_follows_an_array_once_all_of_its_jobs_have_ended(
+    how: str, codes: tuple[int, ...], starts: bool
+) -> None:
+    day = Day(3)
+    day.ask_many("s", 3)
+    day.ask("b", after=(f"s{how}",))
+    for number, code in enumerate(codes):
+        assert not day.starts("b")
+        day.run(f"s-{number}")
+        day.end(f"s-{number}", code, "ValueError: no" if code else "")
+    day.ask_many("late", 2, after=(f"s{how}",))
+    for job in ("b", "late-0", "late-1"):
+        assert day.starts(job) is starts
+        assert (day.state(job) is JobState.CANCELLED) is not starts
+    assert picture(day.replayed(RoundRobin(quantum_s=QUANTUM_S))) == picture(day.core)
+
+
+def test_who_follows_an_array_is_told_which_of_its_jobs_ended_otherwise() -> None:
+    day = Day(3)
+    day.ask_many("s", 3, hold=True)
+    day.ask("ok", after=("s",))
+    day.ask("failed", after=("s:failed",))
+    day.ask("any", after=("s:any",))
+    assert day.why("ok") == "waits until all jobs of s have succeeded (--after)"
+    assert day.why("failed") == "waits until all jobs of s have ended and one has failed (--after)"
+    day.do(Cancelled("s-1", "enough"))
+    assert day.job("ok").verdict.reason == (
+        "it was to start once all jobs of s have succeeded (--after), and s-1 was cancelled: enough"
+    )
+    assert not day.state("failed").ended, "another one may fail"
+    day.do(Requeued("s-1"))
+    for job in ("s-0", "s-2"):
+        day.do(Cancelled(job, "enough"))
+    assert not day.starts("any"), "s-1 was started again"
+    day.run("s-1")
+    day.end("s-1")
+    assert day.starts("any")
+    assert day.job("failed").verdict.reason.endswith("(--after), and s-0 was cancelled: enough")
+
+
 def test_a_job_cannot_follow_one_that_does_not_exist() -> None:
     day = Day()
-    with pytest.raises(UsageError, match="after job x, and there is no such job"):
+    with pytest.raises(UsageError, match="after job x, and there is no such job or array"):
         day.ask("a", after=("x:any",))
     assert "a" not in day.core.jobs
 

@@ -94,7 +94,7 @@ def facts(state: JobState = WAITS, **values: object) -> Facts:
         ),
         (
             "after",
-            facts(JobState.QUEUED, launched=False, after=("a", "b:failed", "c:any")),
+            facts(JobState.QUEUED, launched=False, after=("a has succeeded", "b has failed", "c has ended")),
             "waits until a has succeeded, b has failed and c has ended (--after)",
         ),
         ("between", facts(idle=True), "between two trainings: no process of it trains (3.0 s so far)"),
