@@ -171,6 +171,8 @@ class View:
         How fast jobs trained: alone, beside others, and on how many devices.
     device_memory_bytes
         Bytes of each device; 0: not known.
+    array_bytes
+        The most memory that a job of an array was seen to use on a device, by array.
     least_slice_s
         How long a slice must last for switching to stay a small part of the time, from measured costs; 0
         where switching costs nothing or is not measured.
@@ -186,8 +188,8 @@ class View:
     """
 
     __slots__ = (
-        *("changes", "cluster", "compute", "device_memory_bytes", "jobs", "knowledge", "least_slice_s"),
-        *("losses", "measures_rates", "now_s", "switch_s", "throughput"),
+        *("array_bytes", "changes", "cluster", "compute", "device_memory_bytes", "jobs", "knowledge"),
+        *("least_slice_s", "losses", "measures_rates", "now_s", "switch_s", "throughput"),
     )
 
     def __init__(
@@ -203,6 +205,7 @@ class View:
         self.losses: Losses = NoLosses()
         self.throughput: Throughput = NoThroughput()
         self.device_memory_bytes = 0
+        self.array_bytes: Mapping[str, int] = {}
         self.now_s = now_s
         self.least_slice_s = 0.0
         self.measures_rates = False
@@ -221,7 +224,7 @@ class View:
         self.now_s, self.knowledge, self.losses = view.now_s, view.knowledge, view.losses
         self.throughput, self.measures_rates = view.throughput, view.measures_rates
         self.device_memory_bytes, self.least_slice_s = view.device_memory_bytes, view.least_slice_s
-        self.switch_s, self.compute = view.switch_s, view.compute
+        self.switch_s, self.compute, self.array_bytes = view.switch_s, view.compute, view.array_bytes
 
     def slice_s(self, quantum_s: float) -> float:
         """Return how long slices of ``quantum_s`` must last: the least multiple that is worth switching."""

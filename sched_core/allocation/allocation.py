@@ -21,6 +21,7 @@ from gpuslice.sched_core.policy import Policy, Shares, View, keeps_to_nodes, pla
 from .bound_jobs import BoundJobs
 from .deadlines import Deadlines
 from .eligibility import Eligibility
+from .first_jobs import FirstJobs
 from .homes import Homes
 from .moves import Moves
 from .open_devices import OpenDevices
@@ -68,6 +69,8 @@ class Allocation:
         self.trials = Trials(state)
         self.prestart = Prestart(state, policy, self.quotas, self.waits, self.estimates)
         self.deadlines, self.starts = Deadlines(state), Starts(state)
+        self.first_jobs = FirstJobs(state, self.quotas)
+        view.array_bytes = self.quotas.array_bytes
         placement = placement_of(policy)
         self.homes = Homes(state, placement)
         self.stays = Stays(
@@ -116,6 +119,7 @@ class Allocation:
     def _look_at(self, job: Gang, now: float) -> None:
         """Take over what has changed of ``job``."""
         self.open_devices.look_at(job)
+        self.first_jobs.look_at(job, now)
         if self.eligibility.look_at(job, now):
             self.moves.forget(job)
             if job.state is JobState.SUCCEEDED:
@@ -233,7 +237,7 @@ class Allocation:
         """Return when a decision is due even if nothing happens; infinite if none is."""
         wake_s = self.planning.wake_s
         planned_s = inf if wake_s is None else wake_s
-        parts = (self.deadlines, self.starts, self.trials, self.prestart, self.stays)
+        parts = (self.deadlines, self.starts, self.first_jobs, self.trials, self.prestart, self.stays)
         return min(planned_s, *(part.due_s() for part in parts))
 
     def _over_share(self, tenant: str, demand: int) -> bool:

@@ -19,12 +19,13 @@ class Limit:
     Parameters
     ----------
     kind, name
-        What the limit is for: the devices of a tenant's jobs, or the number of an array's jobs, by name.
+        What the limit is for: the devices of a tenant's jobs, or the number of an array's jobs, by name:
+        at once, or before the first one has shown what memory they need.
     most
         The most that all jobs inside have together.
     """
 
-    def __init__(self, kind: Literal["tenant", "array"], name: str, most: int) -> None:
+    def __init__(self, kind: Literal["tenant", "array", "first"], name: str, most: int) -> None:
         self.kind, self.name, self.most = kind, name, most
         self.used = 0
         #: By id, in order of entry.
@@ -69,6 +70,11 @@ class Limit:
         """The id of the job that comes in next. Empty if none waits."""
         return next(iter(self._outside), "")
 
+    @property
+    def outside(self) -> list[Gang]:
+        """The jobs that wait for their part, in order."""
+        return list(self._outside.values())
+
     def _admit(self) -> list[Gang]:
         admitted: list[Gang] = []
         while job := next(iter(self._outside.values()), None):
@@ -88,12 +94,23 @@ class Quotas:
     ----------
     tenants
         Devices by tenant; tenants that are not named have no limit.
+
+    Attributes
+    ----------
+    first
+        The limits of the arrays of which one job may have devices, because it is to show what memory the
+        jobs need.
+    array_bytes
+        The most memory that a job of an array was seen to use on a device, by array. 0: not measured.
+        The arrays in it have no limit of that kind any more.
     """
 
     def __init__(self, tenants: Mapping[str, int]) -> None:
         self.tenants = {name: Limit("tenant", name, most) for name, most in tenants.items()}
         #: The limits of arrays that have one, by the array's id.
         self._arrays: dict[str, Limit] = {}
+        self.first: dict[str, Limit] = {}
+        self.array_bytes: dict[str, int] = {}
 
     def change(self, tenants: Mapping[str, int], queueing: Iterable[Gang]) -> list[Gang]:
         """Replace the limits of tenants. ``queueing`` are the jobs that have, or queue for, all their parts.
@@ -131,11 +148,23 @@ class Quotas:
         admitted = [other for limit in self._of(job) for other in limit.leave(job)]
         return [other for other in admitted if self.enter(other)]
 
+    def open(self, array: str, peak_bytes: int) -> list[Gang]:
+        """Let all jobs of ``array`` have devices. Return those that have all their parts of limits now.
+
+        ``peak_bytes`` is the most memory that one of them was seen to use; 0: not measured.
+        """
+        outside = self.first.pop(array).outside
+        self.array_bytes[array] = peak_bytes
+        return [job for job in outside if self.enter(job)]
+
     def _of(self, job: Gang) -> list[Limit]:
         """Return the limits that ``job`` is under, in the order in which it passes them."""
-        found = []
+        found, name = [], job.spec.array
+        # Where its memory is stated, or one is to follow the other anyway, nothing is to be learnt.
+        learnt = name in self.array_bytes or job.spec.device_memory_bytes or job.spec.at_once == 1
+        if name and not learnt:
+            found.append(self.first.setdefault(name, Limit("first", name, 1)))
         if job.spec.at_once:
-            name = job.spec.array
             if (limit := self._arrays.get(name)) is None:
                 limit = self._arrays[name] = Limit("array", name, job.spec.at_once)
             found.append(limit)

@@ -217,6 +217,7 @@ class Core:
                 self._absences.expire(now)
                 self._time_limits.expire(now)
                 allocation.starts.expire(now)
+                allocation.first_jobs.expire(now)
             case Computed():
                 state.plan_due |= allocation.planning.computations.take(event)
             case Measured():

@@ -263,17 +263,21 @@ class Blockers:
     def _memory(self, job: Gang, usable: Sequence[int]) -> Memory | None:
         """Return the memory that ``job`` needs beside another, if the policy packs and no device has it."""
         total = self._core.state.device_memory_bytes
-        needs = _memory_bytes(job)
+        needs = self._memory_bytes(job)
         if not (total and needs and self._core.allocation.throughput.packs and job.demand == 1):
             return None
         left = {
-            device: total - sum(map(_memory_bytes, self._core.state.occupants[device].values()))
+            device: total - sum(map(self._memory_bytes, self._core.state.occupants[device].values()))
             for device in usable
         }
         best = max(left, key=lambda device: left[device], default=None)
         if best is None or left[best] >= needs:
             return None
         return Memory(needs, self._device_names[best], max(0, left[best]))
+
+    def _memory_bytes(self, job: Gang) -> int:
+        known = job.peak_bytes or self._core.allocation.quotas.array_bytes.get(job.spec.array, 0)
+        return job.spec.device_memory_bytes or known
 
     def _queued_before(self, job: Gang) -> int:
         level = self._core.allocation.planning.level(job)
@@ -322,10 +326,6 @@ class Blockers:
 
     def _names(self, devices: Iterable[int]) -> tuple[str, ...]:
         return tuple(self._device_names[device] for device in devices)
-
-
-def _memory_bytes(job: Gang) -> int:
-    return job.spec.device_memory_bytes or job.peak_bytes
 
 
 def _node_words(name: str) -> str:

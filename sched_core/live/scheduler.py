@@ -74,8 +74,8 @@ _REASON_CHARACTERS = 1000
 #: Notices of what is expected; the log warns of all others.
 _EXPECTED = frozenset(
     (
-        *("arrived", "began", "first_step", "guaranteed", "idle", "packed", "planned", "relaunched"),
-        *("relocated", "resized", "switched", "timed", "trial_passed", "went_on"),
+        *("array_starts", "arrived", "began", "first_step", "guaranteed", "idle", "packed", "planned"),
+        *("relaunched", "relocated", "resized", "switched", "timed", "trial_passed", "went_on"),
     )
 )
 

@@ -111,6 +111,9 @@ def _quota(facts: Facts) -> str | None:
     quota = facts.quota
     if quota is None or (facts.absent and facts.launched):
         return None
+    if quota.kind == "first":
+        said = f"array {quota.name} starts with one job, to learn what memory its jobs need (--memory)"
+        return f"{said}: {listed(quota.inside or (quota.first,))}"
     most = f"{quota.limit} jobs at once" if quota.kind == "array" else _count(quota.limit, "device")
     said = f"{quota.kind} {quota.name} has {quota.used} of {most}"
     if quota.inside:

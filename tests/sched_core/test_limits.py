@@ -114,8 +114,8 @@ def test_a_job_that_ends_before_it_is_ready_gives_its_part_of_the_quota_back() -
     assert driver.core.jobs["b"].lease
 
 
-def submit_array(driver: Driver, at_once: int, count: int = 4, tenant: str = "", ranks: int = 1) -> None:
-    spec = JobSpec(id="s", submit_s=driver.now_s, tenant=tenant, devices=ranks, at_once=at_once)
+def submit_array(driver: Driver, at_once: int, count: int = 4, tenant: str = "", memory: int = 1) -> None:
+    spec = JobSpec(id="s", submit_s=driver.now_s, tenant=tenant, at_once=at_once, device_memory_bytes=memory)
     points = tuple(Point(f"s-{n}", ("train", str(n)), {"N": str(n)}) for n in range(count))
     driver.do(ArraySubmitted(spec, PROGRAM, points))
     for number in range(count):

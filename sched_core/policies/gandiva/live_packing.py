@@ -77,8 +77,8 @@ class Packing(Wrapper):
     """A wrapper that puts pairs of jobs on one device. ``policy`` schedules each pair as one job.
 
     Only jobs of one device are paired; where its memory is known, only those that fit together. A job counts
-    with its limit, and without one with the most that it was seen to use and a margin. Before it was
-    measured, it is not packed; when it has grown out of the room, the pair ends.
+    with its limit, and without one with the most that it was seen to use and a margin. Before it, or a job of
+    its array, was measured, it is not packed; when it has grown out of the room, the pair ends.
 
     Parameters
     ----------
@@ -370,8 +370,14 @@ class Packing(Wrapper):
 
 def _fit(host: Job, guest: Job, view: View) -> bool:
     """Return True if the device's memory is enough for both jobs, as far as that is known."""
-    needs = [job.spec.device_memory_bytes or ceil(job.peak_bytes * _MEMORY_MARGIN) for job in (host, guest)]
+    needs = [_needs_bytes(job, view) for job in (host, guest)]
     return not view.device_memory_bytes or (all(needs) and sum(needs) <= view.device_memory_bytes)
+
+
+def _needs_bytes(job: Job, view: View) -> int:
+    """Return the memory that ``job`` counts with: its limit, or what it or its array was seen to use."""
+    peak_bytes = job.peak_bytes or view.array_bytes.get(job.spec.array, 0)
+    return job.spec.device_memory_bytes or ceil(peak_bytes * _MEMORY_MARGIN)
 
 
 def script_of(command: str) -> str:

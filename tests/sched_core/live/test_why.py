@@ -168,6 +168,11 @@ def facts(state: JobState = WAITS, **values: object) -> Facts:
         ),
         (
             "quota",
+            facts(quota=Quota("first", "sweep", 1, 1, ("sweep-0",), "sweep-1", 1)),
+            "array sweep starts with one job, to learn what memory its jobs need (--memory): sweep-0",
+        ),
+        (
+            "quota",
             facts(quota=Quota("tenant", "lab", 2, 2, ("a",), "j", 1)),
             "tenant lab has 2 of 2 devices, for a",
         ),
