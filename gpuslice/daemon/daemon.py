@@ -153,8 +153,7 @@ def serve(
         with watched(scheduler, directory, use), _directory_watch(directory, scheduler) as watch:
             scheduler.run(
                 lambda: (
-                    keeping.advance()
-                    or (socket.shut_down and deliveries.settled)
+                    ((keeping.advance() or socket.shut_down) and deliveries.settled)
                     or bool(stopped or watch.problem)
                 )
             )

@@ -127,6 +127,8 @@ class Starts:
             told = described(dependency, array=is_array)
             if allowed is None:
                 waits = True
+                if JobState.FAILED in found.ended:
+                    follower.conditions.failed(dependency)
             elif allowed:
                 follower.conditions.fulfil(dependency)
                 follower.history.append((now, told))

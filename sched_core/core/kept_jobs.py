@@ -108,7 +108,7 @@ def take_over(state: State, allocation: Allocation, event: TakenOver, now: float
 def _check(state: State, allocation: Allocation, kept: KeptJobs) -> None:
     if state.jobs:
         raise UsageError("there are jobs already", "only a scheduler without jobs can take others over")
-    known = {one.spec.id for one in kept.jobs}
+    known = {name for one in kept.jobs for name in (one.spec.id, one.spec.array)}
     for one in kept.jobs:
         # The other jobs that it follows are not there yet, and the time of day may not be known yet.
         spec = msgspec.structs.replace(one.spec, after=(), begin_unix_s=0.0)

@@ -72,6 +72,15 @@ class Conditions(msgspec.Struct):
         """Note that its owner wants it started whatever was stated before."""
         self.begin_unix_s, self.after = 0.0, ()
 
+    def failed(self, dependency: str) -> None:
+        """Note that a job of an array has failed: if that was waited for, the others have only to end.
+
+        So a scheduler that takes the job over need not know of jobs that have ended before.
+        """
+        if dependency.endswith(":failed"):
+            ends = f"{followed(dependency)}:any"
+            self.after = tuple(ends if one == dependency else one for one in self.after)
+
     def fulfil(self, dependency: str) -> None:
         """Note that a job that is followed has ended as it must."""
         self.after = tuple(one for one in self.after if one != dependency)

@@ -16,11 +16,16 @@ from gpuslice.sched_core.jobs.kept import KeptJobs, Tally
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import (
     Adjusted,
+    ArraySubmitted,
+    Cancelled,
     Drained,
+    Exited,
     Held,
     Kept,
     Launch,
     Paused,
+    Point,
+    RankGone,
     Released,
     Reserved,
     Submitted,
@@ -53,6 +58,23 @@ def taken_over(former: Driver, after_s: float = 5.0, **options: Any) -> Driver:
 def of_job(job: Gang) -> dict[str, Any]:
     sums = {name: getattr(job, name) for name in Tally.__struct_fields__}
     return {**sums, "state": job.state, "steps": job.steps_so_far, "failures": job.failures}
+
+
+def test_who_waits_for_an_array_need_not_know_which_of_its_jobs_had_failed() -> None:
+    former = Driver(1)
+    points = tuple(Point(f"s-{number}", PROGRAM.argv) for number in range(2))
+    former.do(ArraySubmitted(JobSpec(id="s", submit_s=former.now_s, hold=True), PROGRAM, points))
+    former.do(Submitted(JobSpec(id="b", submit_s=former.now_s, after=("s:failed",)), PROGRAM))
+    former.do(Released("s-0"))
+    former.hello("s-0")
+    former.resumed("s-0")
+    former.do(RankGone("s-0", 0, pid=1))
+    former.do(Exited("s-0", 1, "ValueError: no"))
+    driver = taken_over(former)
+    assert list(driver.core.jobs) == ["s-1", "b"]
+    driver.do(Kept(None))
+    driver.do(Cancelled("s-1", "enough"))
+    assert driver.core.jobs["b"].command.launched
 
 
 def test_the_same_is_known_of_each_job() -> None:
