@@ -268,7 +268,9 @@ def _add_housekeeping(
         present = listeners.core.allocation.prestart.limit
         scheduler.limit_prestart(_affordable(devices, present) if prestart is None else prestart)
 
-    notes = WaitNotes(listeners.core, scheduler.now, lambda note: scheduler.set_aside([note]))
+    metrics = listeners.observer.metrics
+    looked = () if metrics is None else (metrics.waiting,)
+    notes = WaitNotes(listeners.core, scheduler.now, lambda note: scheduler.set_aside([note]), *looked)
     limit_prestart()
     for task in (
         limit_prestart,

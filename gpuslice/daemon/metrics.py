@@ -1,13 +1,14 @@
 """The scheduler's numbers for Prometheus.
 
 They are counted as events come, those of the journal too: counters go on where the last scheduler stopped.
-Names follow prometheus.io: base units, ``_total`` for counters; the only label that grows with use is
-``job``, which goes with its job's end.
+Names follow prometheus.io: base units, ``_total`` for counters; the only labels that grow with use are
+``job``, which goes with its job's end, and ``user``, which has at most so many values (``_MOST_USERS``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter as Tally
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import prometheus_client
@@ -26,6 +27,9 @@ _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _SUFFIX = "_s"
 #: So many stages have numbers of their own; more than any rank of ours reports.
 _MOST_STAGES = 64
+#: So many users have numbers of their own. The rest are counted together.
+_MOST_USERS = 200
+_OTHERS = "others"
 
 
 class Metrics:
@@ -82,12 +86,31 @@ class Metrics:
         self._service = Counter(
             "gpuslice_job_attained_service_seconds_total", "Devices x time.", ["job"], registry=registry
         )
+        self._user_jobs = Gauge(
+            "gpuslice_user_jobs", "Jobs by user and state.", ["user", "state"], registry=registry
+        )
+        self._user_service = Counter(
+            "gpuslice_user_service_seconds_total", "Devices x time by user.", ["user"], registry=registry
+        )
+        self._waiting = Gauge(
+            "gpuslice_waiting_jobs",
+            "Jobs that do not train, by user and reason.",
+            ["user", "reason"],
+            registry=registry,
+        )
+        self._users: set[str] = set()
+        #: Attained service of each job that is counted for its user already.
+        self._served: dict[str, float] = {}
+        #: The labels of ``gpuslice_waiting_jobs`` so far.
+        self._reasons: set[tuple[str, str]] = set()
 
     def note(self, event: Event, now: float, ended: Sequence[Phase]) -> None:
         """Count ``event``, and the phases of jobs that have ended with it."""
-        if count := sum(1 for _ in submitted(event)):
-            self._submitted.inc(count)
-            self._jobs.labels(JobState.QUEUED.value).inc(count)
+        if tenants := [spec.tenant for spec, _ in submitted(event)]:
+            self._submitted.inc(len(tenants))
+            self._jobs.labels(JobState.QUEUED.value).inc(len(tenants))
+            for tenant, count in Tally(tenants).items():
+                self._user_jobs.labels(self._user(tenant), JobState.QUEUED.value).inc(count)
         elif isinstance(event, Reported):
             self._report(self._job_history.counted)
             self._job(event.job, now)
@@ -98,11 +121,29 @@ class Metrics:
         for phase in ended:
             self._change(phase, now)
 
+    def waiting(self, cases: Mapping[str, str]) -> None:
+        """Count the jobs that do not train by user and reason: the name of the case of ``why``."""
+        users = {job: self._user(self._core.jobs[job].spec.tenant) for job in cases}
+        counts = Tally((users[job], case or "unknown") for job, case in cases.items())
+        self._reasons |= counts.keys()
+        for user, reason in self._reasons:
+            self._waiting.labels(user, reason).set(counts[user, reason])
+
+    def _user(self, tenant: str) -> str:
+        """Return the label of ``tenant``."""
+        if tenant not in self._users and len(self._users) >= _MOST_USERS:
+            return _OTHERS
+        self._users.add(tenant)
+        return tenant
+
     def _change(self, phase: Phase, now: float) -> None:
         present = self._job_history.accounts[phase.job].phase
+        user = self._user(self._core.jobs[phase.job].spec.tenant)
         if present.state is not phase.state:
             self._jobs.labels(phase.state.value).dec()
             self._jobs.labels(present.state.value).inc()
+            self._user_jobs.labels(user, phase.state.value).dec()
+            self._user_jobs.labels(user, present.state.value).inc()
         for device in {*phase.devices, *present.devices}:
             self._on.labels(str(self._core.devices[device])).set(len(self._core.state.occupants[device]))
         self._job(phase.job, now)
@@ -125,13 +166,17 @@ class Metrics:
 
     def _job(self, name: str, now: float) -> None:
         job = self._core.jobs[name]
+        served_s = job.service_at(now)
+        more_s = max(0.0, served_s - self._served.get(name, 0.0))
+        self._user_service.labels(self._user(job.spec.tenant)).inc(more_s)
+        self._served[name] = served_s
         if job.state.ended:
             return
         account = self._job_history.accounts[name]
         steps, service_s, switches, blackout_s = self._counted.get(name, (0, 0.0, 0, 0.0))
         present = (
             job.steps,
-            job.service_at(now),
+            served_s,
             account.switches,
             account.blackout_s,
         )

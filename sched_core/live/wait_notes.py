@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
@@ -37,9 +37,19 @@ class WaitNotes:
         Returns the time of the core's clock.
     note
         Writes an event down.
+    looked
+        Called after each look with the case of ``why`` of each job that does not train, by id. Empty: it was
+        not looked at yet, or there is nothing to say.
     """
 
-    def __init__(self, core: Core, now: Callable[[], float], note: Callable[[Noted], object]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        now: Callable[[], float],
+        note: Callable[[Noted], object],
+        looked: Callable[[Mapping[str, str]], object] = lambda cases: None,
+    ) -> None:
+        self._looked = looked
         self._core = core
         self._now = now
         self._note = note
@@ -64,6 +74,7 @@ class WaitNotes:
             self._last = job.number
             if (found := blockers.explain(job)) is not None:
                 notes += self._noted(job.id, *found, now)
+        self._looked({job.id: self._waits[job.id].case if job.id in self._waits else "" for job in waiting})
         for note in notes:
             self._note(note)
 

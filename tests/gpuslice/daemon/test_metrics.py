@@ -13,8 +13,9 @@ from gpuslice.daemon import metrics
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.lifecycle.events import Cancelled, Noted, Submitted
+from gpuslice.sched_core.lifecycle.events import Cancelled, Exited, Noted, RankGone, Requeued, Submitted
 from gpuslice.sched_core.live.job_history import JobHistory
+from gpuslice.sched_core.live.wait_notes import WaitNotes
 from gpuslice.sched_core.policies.rr import RoundRobin
 
 from ...patience import PATIENCE_S
@@ -81,6 +82,57 @@ def test_jobs_have_their_own_numbers_until_they_end() -> None:
     service_s = value(found, "gpuslice_job_attained_service_seconds_total", {"job": "a"})
     assert service_s == pytest.approx(driver.core.jobs["a"].service_at(driver.now_s))
     assert value(found, "gpuslice_job_progress_steps_total", {"job": "b"}) is None
+
+
+def test_users_have_jobs_by_state_and_device_time_that_no_restart_counts_twice() -> None:
+    driver = Driver(2)
+    for job, tenant in (("a", "ann"), ("b", "bob"), ("c", "bob")):
+        driver.do(Submitted(JobSpec(id=job, submit_s=driver.now_s, tenant=tenant), PROGRAM))
+    for job in "ab":
+        driver.hello(job)
+        driver.resumed(job)
+        driver.progress(job, 3)
+    driver.now_s += 2.0
+    for job in "ac":
+        driver.do(Cancelled(job, "enough"))
+    driver.do(RankGone("a", 0, pid=1))
+    driver.do(Exited("a", -15))
+    driver.do(Requeued("a"))
+    driver.do(Cancelled("a", "enough"))
+    driver.progress("b", 4)
+    found = counted(driver)
+    for user, state, count in (("ann", "cancelled", 1), ("bob", "running", 1), ("bob", "cancelled", 1)):
+        assert value(found, "gpuslice_user_jobs", {"user": user, "state": state}) == count
+    for user, job in (("ann", "a"), ("bob", "b")):
+        service_s = value(found, "gpuslice_user_service_seconds_total", {"user": user})
+        assert service_s == pytest.approx(driver.core.jobs[job].service_at(driver.now_s))
+        assert service_s == pytest.approx(2.0)
+
+
+def test_jobs_that_wait_are_counted_by_the_case_of_why() -> None:
+    driver = Driver()
+    driver.running_pair()
+    driver.do(Submitted(JobSpec(id="c", submit_s=driver.now_s, tenant="bob", hold=True), PROGRAM))
+    found = metrics.Metrics(driver.core, driver.job_history, "rr")
+
+    def reason(user: str, case: str) -> float | None:
+        return value(found, "gpuslice_waiting_jobs", {"user": user, "reason": case})
+
+    notes = WaitNotes(driver.core, lambda: driver.now_s, lambda note: None, found.waiting)
+    notes.look()
+    assert (reason("", "taken"), reason("bob", "held")) == (1, 1)
+    driver.do(Cancelled("c", "enough"))
+    driver.now_s += 100.0
+    notes.look()
+    assert (reason("", "taken"), reason("bob", "held")) == (1, 0)
+
+
+def test_many_users_are_counted_together() -> None:
+    driver = Driver()
+    for number in range(metrics._MOST_USERS + 3):
+        driver.do(Submitted(JobSpec(id=f"j{number}", submit_s=0.0, tenant=f"t{number}", hold=True), PROGRAM))
+    found = counted(driver)
+    assert value(found, "gpuslice_user_jobs", {"user": "others", "state": "queued"}) == 3
 
 
 def test_states_add_up() -> None:
