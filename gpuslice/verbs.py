@@ -243,6 +243,17 @@ class EndInfo(Verb, frozen=True):
     again_s: float | None
 
 
+class StartInfo(Verb, frozen=True):
+    """When a job is expected to start: in how many seconds, and from what that follows.
+
+    ``bound`` is ``not before``, ``about`` or ``at the latest``.
+    """
+
+    in_s: float
+    bound: str
+    reason: str
+
+
 class JobInfo(Verb, frozen=True):
     """One job, as ``ps --json`` prints it. The keys are documented in docs/json.md and do not change."""
 
@@ -313,6 +324,7 @@ class JobInfo(Verb, frozen=True):
     begin_unix_s: float | None = None
     after: tuple[str, ...] = ()
     at_end: tuple[EndInfo, ...] = ()
+    start: StartInfo | None = None
 
     @property
     def ended(self) -> bool:

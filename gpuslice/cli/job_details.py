@@ -66,9 +66,12 @@ def _expected_end(job: JobInfo) -> str:
 
 
 def _expected_start(job: JobInfo) -> str:
-    if job.begin_unix_s is None or job.begin_unix_s <= time.time():
+    if job.start is None:
         return ""
-    return f"not before {_clock(job.begin_unix_s)}"
+    moment = f"{_clock(time.time() + job.start.in_s)}, in {tables.duration(job.start.in_s)}"
+    if job.start.bound == "at the latest":
+        return f"{moment} at the latest ({job.start.reason})"
+    return f"{job.start.bound} {moment} ({job.start.reason})"
 
 
 def _clock(unix_s: float) -> str:
@@ -88,7 +91,7 @@ def _labelled(job: JobInfo) -> Iterator[tuple[str, str]]:
         yield one.what.replace("_", " "), _at_end(one)
     yield "array", job.array or ""
     yield "after", ", ".join(job.after)
-    yield "start", _expected_start(job)
+    yield "expected start", _expected_start(job)
     yield "devices", _devices(job)
     yield "shares", tables.shares(job)
     yield "progress", _progress(job)

@@ -266,6 +266,17 @@ class ClosedDevices:
         begun = {*self._drained, *self._users}.difference(job.last_lease)
         return frozenset({*self.shut, *reserved, *begun})
 
+    def opens_unix_s(self, job: Tenant, device: int) -> float:
+        """Return until when ``device`` is closed to ``job``: 0 if it is open, infinite if there is no end."""
+        if device not in self.closed_to(job):
+            return 0.0
+        ends = [
+            one.end_unix_s for one in self.present if device in one.devices and one.tenant != job.spec.tenant
+        ]
+        if device in {*self._drained, *self._users}.difference(job.last_lease) | self._left:
+            ends.append(inf)
+        return max([*ends, self._paused.get(device, 0.0)])
+
     def reason(self, job: Tenant, device: int, now: float) -> str:
         """Return in words why ``job`` may not have ``device``, such as ``cuda:1 is paused until 14:00``."""
         name, now_unix_s = self._names[device], self.unix_s(now)

@@ -9,12 +9,22 @@ import msgspec
 
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.core.device_verbs import device_info, reservations
+from gpuslice.sched_core.core.expected_starts import expected_start
 from gpuslice.sched_core.ends.record import NOTIFY, ON_END, Delivery
 from gpuslice.sched_core.jobs import places
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.types import shortened
-from gpuslice.verbs import ArrayInfo, AttemptInfo, EndInfo, JobInfo, NodeInfo, SchedulerStatus, SliceInfo
+from gpuslice.verbs import (
+    ArrayInfo,
+    AttemptInfo,
+    EndInfo,
+    JobInfo,
+    NodeInfo,
+    SchedulerStatus,
+    SliceInfo,
+    StartInfo,
+)
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
 from .blockers import Blockers
@@ -182,7 +192,13 @@ class Overview:
             attempts=tuple(map(_attempt, account.attempts)),
             directory=shortened(job.program.directory, _WHY_CHARACTERS),
             at_end=self._at_end(job, now_s),
+            start=self._start(job, now_s),
         )
+
+    def _start(self, job: Gang, now_s: float) -> StartInfo | None:
+        """Return when ``job``, which waits, is expected to start. Return None if that is not known."""
+        found = expected_start(self._core, job, now_s)
+        return None if found is None else StartInfo(found.when_s - now_s, found.bound, found.reason)
 
     def _at_end(self, job: Gang, now_s: float) -> tuple[EndInfo, ...]:
         """Return what is done when ``job`` has ended, and how far that has come."""
