@@ -65,7 +65,7 @@ class NodeReports:
         self._clocks_s: dict[str, float] = {}
         self._remarks: dict[str, list[Remark]] = {}
         #: Why no agent could be started on a node that is silent; written by another thread.
-        self._missed: dict[str, str] = {}
+        self._missed: dict[str, Remark | None] = {}
         self.add(remarks)
 
     def add(self, remarks: Iterable[Remark]) -> None:
@@ -102,9 +102,9 @@ class NodeReports:
         )
         self._replace(name, [Remark(name, f"its agent has not come within {COME_S:g} s", remedy)])
 
-    def missed(self, name: str, reason: str) -> None:
-        """Note why no agent can be started on node ``name``, which is silent; empty: one runs there."""
-        self._missed[name] = reason
+    def missed(self, name: str, remark: Remark | None) -> None:
+        """Note why no agent can be started on node ``name``, which is silent; None: one runs there."""
+        self._missed[name] = remark
 
     def admit_move(self, core: Core, copies: Copies, request: Moved) -> None:
         """Check that the nodes of ``request`` have room for the state of its job, as far as that is known.
@@ -150,8 +150,8 @@ class NodeReports:
         facts = self._here.now() if not name else self._facts.get(name)
         silent_s = None if node is None or remote is None else remote.silent_s(node)
         state, said = _state(name, node, core.state.nodes.lost), self._remarks.get(name, [])
-        if (missed := self._missed.get(name, "")) and state != "up":
-            said = [*said, Remark(name, missed)]
+        if (missed := self._missed.get(name)) and state != "up":
+            said = [*(one for one in said if _gist(one) != _gist(missed)), missed]
         return NodeInfo(
             name=name or HERE,
             devices=tuple(str(device) for device in core.devices if device.node == name),

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gpuslice.clock import Clock
 from gpuslice.config import load
-from gpuslice.daemon.agent_revival import AgentRevival
+from gpuslice.daemon.agent_revival import PATIENCE_S, AgentRevival, Started
 from gpuslice.daemon.journal_recovery import has_unfinished_jobs
 from gpuslice.daemon.node_reports import NodeReports, noted
 from gpuslice.errors import EnvironmentUnusableError, UsageError
@@ -37,6 +37,8 @@ _FILE = "nodes.json"
 _BRING = "bring-{}.json"
 #: The longest wait for an engine that starts, or that ends, what is on the nodes.
 _BEGIN_S, _END_S = 240.0, 30.0
+#: At the end, what ssh has begun on a node may take so long: it cannot be called off.
+_LOGIN_S = 10.0
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -233,6 +235,7 @@ class OtherNodes:
         own = [one for one in begun.remarks if not one.node]
         usable = any(device.node in kept for device in self.devices)
         if (own or not usable) and not has_unfinished_jobs(self._directory):
+            self._ask("end", self._present(), _END_S)  # or other agents would wait for a scheduler
             raise self._unusable(own or begun.remarks)
         self._tell(begun.remarks, warn, note)
         self.remarks += begun.remarks
@@ -252,20 +255,20 @@ class OtherNodes:
             note(noted(one))
 
     def keep(self) -> None:
-        """Start agents by ssh, from now on, on nodes that have lost theirs."""
-        if self._wanted.hosts:
-            assert self._remote is not None
-            self._revival = AgentRevival(self._revive, self._remote, self.reports)
-            self._revival.start()
+        """Start agents, from now on, on nodes that have lost theirs."""
+        assert self._remote is not None
+        self._revival = AgentRevival(self._revive, self._remote, self.reports)
+        self._revival.start()
 
     def leave(self) -> None:
         """Start no more agents."""
         if self._revival is not None:
-            self._revival.end()
+            self._revival.end(_LOGIN_S if self._wanted.hosts else 0.0)
 
-    def _revive(self, names: Sequence[str]) -> Answer:
+    def _revive(self, names: Sequence[str], started: Started) -> Answer:
         nodes = tuple(node for node in self.nodes if node.name in ("", *names))
-        return self._ask("begin", replace(self._present(), nodes=nodes))
+        wanted = replace(self._present(), nodes=nodes, patience_s=PATIENCE_S)
+        return ask("begin", wanted, _BEGIN_S, self._say, started)
 
     def end(self, warn: Callable[[str], None]) -> None:
         """End what is left on the nodes of agents that were told to leave, and forget their keys."""

@@ -17,7 +17,13 @@ from gpuslice.nodes.plan import SAID, Answer, Wanted
 _EXIT_USAGE = 2
 
 
-def ask(word: str, wanted: Wanted, limit_s: float, say: Callable[[str], object]) -> Answer:
+def ask(
+    word: str,
+    wanted: Wanted,
+    limit_s: float,
+    say: Callable[[str], object],
+    started: Callable[[subprocess.Popen[bytes]], object] = lambda process: None,
+) -> Answer:
     """Return the answer of an engine that is asked ``word``, by a process of its own.
 
     Parameters
@@ -26,6 +32,8 @@ def ask(word: str, wanted: Wanted, limit_s: float, say: Callable[[str], object])
         Longest wait for the answer.
     say
         Called with what the engine has to say meanwhile.
+    started
+        Called with the process, which may be killed: then it has failed.
 
     Raises
     ------
@@ -43,6 +51,7 @@ def ask(word: str, wanted: Wanted, limit_s: float, say: Callable[[str], object])
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
+    started(process)
     late = threading.Event()
 
     def end() -> None:

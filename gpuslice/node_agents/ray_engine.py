@@ -19,6 +19,7 @@ from gpuslice.nodes.ray_nodes import Node, call, options_on, ray_module, result
 from gpuslice.nodes.routes import Boundaries, boundaries, decode
 from gpuslice.nodes.shipping import Progress, bring
 from gpuslice.sched_core.nodes.local_node import rank_endpoint
+from gpuslice.version import __version__
 
 from . import preflight
 from .agent_process import LOG
@@ -27,13 +28,19 @@ from .keeper import AgentKeeper
 NAMESPACE = "gpuslice"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 _DIGITS = 8
-#: Longest start of an actor: Ray itself waits for ever for resources that others hold.
-_READY_S = 60.0
+#: Longest wait for another node in each of ``find`` and ``begin``. It is used when it comes later.
+_COME_S = 6.0
+#: Longest wait for Ray to give the scheduler's own node: Ray itself waits for ever for resources.
+_OWN_S = 60.0
+#: A longer wait for the own node is told of.
+_SAY_S = 5.0
 #: Longest wait for agents that are told to leave by their actors.
 _LEAVE_S = 12.0
-#: A longer wait is told of.
-_SAY_S = 5.0
+#: Longest wait for the end of actors.
+_GONE_S = 10.0
 _LOOK_AGAIN_S = 0.05
+#: Interval at which to look for nodes that are not in the cluster.
+_PRESENT_AGAIN_S = 0.5
 
 
 class RayEngine:
@@ -61,46 +68,51 @@ class RayEngine:
         own = () if nodes[0].ray_name in wanted.without else of_node("", wanted.devices)
         here = preflight.look(own, wanted.working_directory)
         usable = []
-        for node, facts, heard_s in _looked(wanted, [one for one in nodes if _is_wanted(wanted, one)]):
+        for node, facts, heard_s in _looked(wanted, [one for one in nodes if _is_wanted(wanted, one)], here):
+            if facts is None:
+                usable.append(node)
+                remarks.append(_late(node))
+                continue
             found, said = preflight.judge(wanted, node, here, facts, heard_s)
             remarks += said
             usable += [found] if found is not None else []
         return Answer(tuple(usable), tuple(remarks))
 
     def begin(self) -> Answer:
-        """Start an actor on each node."""
+        """Start an actor on each node where none keeps the agent that is wanted."""
         wanted = self._wanted
-        present = _living(wanted)
+        present = self._await_present()
         gone = [node.name for node in wanted.nodes if node.name not in present]
         remarks = [Remark(name, "it is not in the Ray cluster", "start Ray there again") for name in gone]
-        for node in present.values():
-            _end(wanted, node)
+        _end(_others(wanted, present.values()))
         begun = []
-        ends_s = time.monotonic() + _READY_S
+        soon_s = time.monotonic() + _COME_S
         for node, actor in [(node, _begin(wanted, node)) for node in present.values()]:
             try:
-                _await_ready(wanted, node, actor, ends_s)
+                came = _is_ready(wanted, node, actor, soon_s)
             except Exception as error:  # noqa: BLE001 - whatever is wrong there, the others can be used
-                _end(wanted, node)  # or its agent might come when nobody expects it
+                _end([_full_name(wanted, node)])
                 remarks.append(_remark(node, error))
-            else:
+                continue
+            if came:
                 begun.append(node)
+            elif not _is_known_late(node):
+                remarks.append(_not_given(node))
         return Answer(tuple(begun), tuple(remarks))
 
     def end(self) -> Answer:
         """End the actors, and the agents that were not told to leave."""
         wanted, remarks = self._wanted, list[Remark]()
         ends_s = time.monotonic() + _LEAVE_S
-        for node, left in [(node, _leave(wanted, node)) for node in wanted.nodes if node.name]:
+        left = [(node, one) for node in wanted.nodes if node.name for one in _leave(wanted, node)]
+        for node, reference in left:
             try:
-                if left is not None and not ray_module().wait([left], timeout=_until(ends_s))[0]:
+                if not ray_module().wait([reference], timeout=_until(ends_s))[0]:
                     raise NodeLostError(f"it does not leave within {_LEAVE_S:g} s", "its node may be gone")
-                if left is not None:
-                    result(left)
+                result(reference)
             except GpusliceError as error:
                 remarks.append(Remark.of(node.name, error))
-        for node in wanted.nodes:
-            _end(wanted, node)
+        _end([name for node in wanted.nodes for name in actor_names(wanted, node)])
         return Answer(remarks=tuple(remarks))
 
     def bring(self, job: str, progress: Progress) -> None:
@@ -120,6 +132,15 @@ class RayEngine:
                 held[name] = decode(call(boundaries, node, job, len(wanted.targets), node.flags))
         bring(job, wanted.targets, there, held, progress=progress)
 
+    def _await_present(self) -> dict[str, Found]:
+        """Return the nodes that are in the cluster. Wait for a while if of the other nodes none is."""
+        ends_s = time.monotonic() + self._wanted.patience_s
+        while True:
+            present = _living(self._wanted)
+            if any(present) or time.monotonic() >= ends_s:
+                return present
+            time.sleep(_PRESENT_AGAIN_S)
+
 
 def living() -> list[Found]:
     """Return the living nodes of the cluster, this one first."""
@@ -136,26 +157,48 @@ def living() -> list[Found]:
     return sorted(found, key=lambda node: (node.name, node.id))
 
 
-def _looked(wanted: Wanted, nodes: Sequence[Found]) -> list[tuple[Found, preflight.Facts | Exception, float]]:
-    """Return what each node has, or the error that it met, and when it answered."""
+def _looked(
+    wanted: Wanted, nodes: Sequence[Found], here: preflight.Facts
+) -> list[tuple[Found, preflight.Facts | Exception | None, float]]:
+    """Return what each node has, or the error that it met, and when it answered; None: it is late."""
     ray = ray_module()
     asked = {}
+    found: dict[str, tuple[preflight.Facts | Exception | None, float]] = {"": (here, here.unix_s)}
     for node in nodes:
-        devices = of_node(node.name, wanted.devices)
-        remote = ray.remote(preflight.look).options(max_retries=0, **options_on(Node(node.id, node.name)))
-        asked[remote.remote(devices, wanted.working_directory)] = node
-    found: list[tuple[Found, preflight.Facts | Exception, float]] = []
-    ends_s = time.monotonic() + _READY_S
+        if node.name:
+            devices = of_node(node.name, wanted.devices)
+            remote = ray.remote(preflight.look).options(max_retries=0, **options_on(Node(node.id, node.name)))
+            asked[remote.remote(devices, wanted.working_directory)] = node.name
+    ends_s = time.monotonic() + _COME_S
     while asked and (ready := ray.wait(list(asked), timeout=_until(ends_s))[0]):
-        node = asked.pop(ready[0])
+        name = asked.pop(ready[0])
         try:
-            found.append((node, result(ready[0]), time.time()))
+            found[name] = result(ready[0]), time.time()
         except Exception as error:  # noqa: BLE001 - whatever is wrong there, the others can be used
-            found.append((node, error, 0.0))
-    slow = NodeLostError(f"Ray starts no process there within {_READY_S:g} s", "its raylet's log says why")
-    order = {node.name: number for number, node in enumerate(nodes)}
-    return sorted(
-        [*found, *((node, slow, 0.0) for node in asked.values())], key=lambda one: order[one[0].name]
+            found[name] = error, 0.0
+    return [(node, *found.get(node.name, (None, 0.0))) for node in nodes]
+
+
+def _late(node: Found) -> Remark:
+    """Return that no process of ``node`` has answered yet."""
+    return Remark(
+        node.name,
+        f"Ray has started no process there within {_COME_S:g} s",
+        "Ray's logs there say why; the node is used once its agent comes",
+    )
+
+
+def _is_known_late(node: Found) -> bool:
+    """Return True if ``node`` was late when it was looked for, which people know."""
+    return bool(node.name) and node.devices is None
+
+
+def _not_given(node: Found) -> Remark:
+    """Return that Ray has not given ``node`` to gpuslice yet."""
+    return Remark(
+        node.name,
+        f"Ray has not given it to gpuslice within {_COME_S:g} s",
+        "`ray status` shows who has its devices; the node is used once its agent comes",
     )
 
 
@@ -171,39 +214,53 @@ def _is_wanted(wanted: Wanted, node: Found) -> bool:
     return not node.name or node.name not in wanted.without
 
 
-def _await_ready(wanted: Wanted, node: Found, actor: Any, ends_s: float) -> None:
-    """Wait for the agent that an actor keeps. Raise what keeps it from running."""
+def _is_ready(wanted: Wanted, node: Found, actor: Any, soon_s: float) -> bool:
+    """Wait for the agent that an actor keeps. Return False if another node than the own is late.
+
+    Raises
+    ------
+    EnvironmentUnusableError
+        If Ray does not give the own node, or an agent does not start.
+    """
     ready = actor.ready.remote()
-    soon_s = min(_SAY_S, _until(ends_s))
-    if not ray_module().wait([ready], timeout=soon_s)[0]:
-        sys.stderr.write(
-            f"{SAID}waits until Ray gives node {node.name or node.ray_name} to gpuslice, at most "
-            f"{_READY_S:g} s; `ray status` shows who has its devices\n"
-        )
-        sys.stderr.flush()
-    if not ray_module().wait([ready], timeout=_until(ends_s))[0]:
-        raise EnvironmentUnusableError(
-            f"Ray does not give node {node.name or node.ray_name} to gpuslice within {_READY_S:g} s",
-            "`ray status` shows who has its devices; stop them, or share fewer with --devices",
-        )
+    if not ray_module().wait([ready], timeout=_until(soon_s) if node.name else _SAY_S)[0]:
+        if node.name:
+            return False
+        _await_own(node, ready)
     if not result(ready) and node.name:
         raise EnvironmentUnusableError(
             f"the agent of node {node.name} does not start",
             f"{_directory(wanted, node)}/{LOG} there says why",
         )
+    return True
+
+
+def _await_own(node: Found, ready: Any) -> None:
+    """Say that Ray has not given the own node yet, and wait for it."""
+    sys.stderr.write(
+        f"{SAID}waits until Ray gives node {node.ray_name} to gpuslice, at most {_OWN_S:g} s; "
+        "`ray status` shows who has its devices\n"
+    )
+    sys.stderr.flush()
+    if not ray_module().wait([ready], timeout=_OWN_S)[0]:
+        raise EnvironmentUnusableError(
+            f"Ray does not give node {node.ray_name} to gpuslice within {_OWN_S:g} s",
+            "`ray status` shows who has its devices; stop them, or share fewer with --devices",
+        )
 
 
 def _begin(wanted: Wanted, node: Found) -> Any:
+    """Return the actor that keeps the agent of ``node``. Start it unless it is there."""
     ray = ray_module()
-    devices = of_node(node.name, wanted.devices) if node.devices is None else node.devices
+    devices = _devices(wanted, node)
     gpus = sum(device.startswith("cuda") for device in devices)
     cpus = 0
     if devices and not gpus:
-        (row,) = (row for row in ray.nodes() if row["NodeID"] == node.id)
-        cpus = row["Resources"].get("CPU", 0)
+        rows = [row["Resources"] for row in ray.nodes() if row["NodeID"] == node.id]
+        cpus = rows[0].get("CPU", 0) if rows else 0
     affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     options = {
-        "name": actor_name(wanted, node),
+        "name": _full_name(wanted, node),
         "namespace": NAMESPACE,
         "lifetime": "detached",
         "get_if_exists": True,
@@ -214,14 +271,44 @@ def _begin(wanted: Wanted, node: Found) -> Any:
         "scheduling_strategy": affinity(node.id, soft=False),
     }
     directory = _directory(wanted, node) if node.name else ""
-    config = msgspec.json.encode(wanted.agents[node.name]) if node.name else b""
-    return ray.remote(AgentKeeper).options(**options).remote(directory, config)
+    return ray.remote(AgentKeeper).options(**options).remote(directory, _told(wanted, node))
+
+
+def _devices(wanted: Wanted, node: Found) -> tuple[str, ...]:
+    return of_node(node.name, wanted.devices) if node.devices is None else node.devices
+
+
+def _told(wanted: Wanted, node: Found) -> bytes:
+    """Return what the agent of ``node`` is told; nothing for the own node, which has none."""
+    return msgspec.json.encode(wanted.agents[node.name]) if node.name else b""
 
 
 def actor_name(wanted: Wanted, node: Found) -> str:
-    """Return the name of the actor of ``node``. The scheduler of another directory has its own actors."""
+    """Return what the names of actors of ``node`` begin with. Schedulers of other directories have others."""
     scheduler = blake2b(wanted.directory.encode(), digest_size=4).hexdigest()
     return f"gpuslice-agent-{node.name or node.ray_name}-{scheduler}"
+
+
+def _full_name(wanted: Wanted, node: Found) -> str:
+    """Return the name of the actor of ``node``.
+
+    An actor that was told something else has another name, and so has that of an earlier life of the node:
+    Ray may take a while to note the end of that.
+    """
+    what = __version__, node.id, _devices(wanted, node), _told(wanted, node)
+    return f"{actor_name(wanted, node)}-{blake2b(msgspec.json.encode(what), digest_size=4).hexdigest()}"
+
+
+def actor_names(wanted: Wanted, node: Found) -> list[str]:
+    """Return the names of the actors that ``node`` has for the scheduler of ``wanted``: mostly one."""
+    present = ray_module().util.list_named_actors(all_namespaces=True)
+    names = [one["name"] for one in present if one["namespace"] == NAMESPACE]
+    return [name for name in names if name.rpartition("-")[0] == actor_name(wanted, node)]
+
+
+def _others(wanted: Wanted, nodes: Iterable[Found]) -> list[str]:
+    """Return the names of actors of ``nodes`` that are not those that are wanted."""
+    return [name for node in nodes for name in actor_names(wanted, node) if name != _full_name(wanted, node)]
 
 
 def _directory(wanted: Wanted, node: Found) -> str:
@@ -234,28 +321,27 @@ def _until(moment_s: float) -> float:
     return max(0.0, moment_s - time.monotonic())
 
 
-def _leave(wanted: Wanted, node: Found) -> Any:
-    """Have the actor of ``node`` end its agent. Return when that is done as a reference; None: no actor."""
-    try:
-        return ray_module().get_actor(actor_name(wanted, node), namespace=NAMESPACE).leave.remote()
-    except ValueError:
-        return None
+def _leave(wanted: Wanted, node: Found) -> list[Any]:
+    """Have the actors of ``node`` end their agent. Return when that is done, as references."""
+    leaving = []
+    for name in actor_names(wanted, node):
+        with suppress(ValueError):  # it has just ended
+            leaving.append(ray_module().get_actor(name, namespace=NAMESPACE).leave.remote())
+    return leaving
 
 
-def _end(wanted: Wanted, node: Found) -> None:
-    ray, name = ray_module(), actor_name(wanted, node)
-    try:
-        former = ray.get_actor(name, namespace=NAMESPACE)
-    except ValueError:
-        return
-    ray.kill(former, no_restart=True)
-    ends_s = time.monotonic() + _READY_S
-    while time.monotonic() < ends_s:  # its name is its own until it is gone
-        try:
-            ray.get_actor(name, namespace=NAMESPACE)
-        except ValueError:
-            return
-        time.sleep(_LOOK_AGAIN_S)
+def _end(names: Sequence[str]) -> None:
+    """End actors, and wait until Ray has forgotten their names and what they had."""
+    ray = ray_module()
+    for name in names:
+        with suppress(ValueError):
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+    ends_s = time.monotonic() + _GONE_S
+    for name in names:
+        with suppress(ValueError):
+            while time.monotonic() < ends_s:
+                ray.get_actor(name, namespace=NAMESPACE)
+                time.sleep(_LOOK_AGAIN_S)
 
 
 def _living(wanted: Wanted) -> dict[str, Found]:
@@ -280,7 +366,7 @@ def _living(wanted: Wanted) -> dict[str, Found]:
 def _begin_missing(wanted: Wanted, nodes: Iterable[Found]) -> None:
     for node in nodes:
         try:
-            ray_module().get_actor(actor_name(wanted, node), namespace=NAMESPACE)
+            ray_module().get_actor(_full_name(wanted, node), namespace=NAMESPACE)
         except ValueError:
             _begin(wanted, node)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gpuslice.errors import GpusliceError
-from gpuslice.types import Label, PathText, Word
+from gpuslice.types import Label, PathText, Seconds, Word
 
 #: The directory of keys, in that of the scheduler.
 KEYS = "node-keys"
@@ -163,6 +163,8 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         The RAM disk of the scheduler's own node, if not the usual one.
     endpoint
         Where the scheduler listens for agents.
+    patience_s
+        How long a node may take to be in the Ray cluster when an agent is to begin there.
     """
 
     address: Word = ""
@@ -177,6 +179,7 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     targets: tuple[Label, ...] = ()
     ramdisk_dir: PathText = ""
     endpoint: Word = ""
+    patience_s: Seconds = 0.0
 
 
 def of_node(name: str, devices: Sequence[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,35 +21,48 @@ _OBJECTS_BYTES = 100 << 20
 
 
 class StartedRay:
-    """Nodes of one machine, the first of which is the head; to this process they are nobody's."""
+    """Nodes of one machine, the first of which is the head; to this process they are nobody's.
 
-    def __init__(self, root: Path, names: tuple[str, ...]) -> None:
-        self._root, self._names = root, names
+    Parameters
+    ----------
+    root
+        A directory for their RAM disks and logs.
+    names
+        Of the nodes.
+    environs
+        Variables that some of them have besides.
+    """
+
+    def __init__(
+        self, root: Path, names: tuple[str, ...], environs: Mapping[str, Mapping[str, str]] | None = None
+    ) -> None:
+        self.root, self._names, self._environs = root, names, environs or {}
         self.address = f"127.0.0.1:{unused_port()}"
-        self._commands: list[subprocess.Popen[bytes]] = []
+        self._commands: dict[str, subprocess.Popen[bytes]] = {}
 
     def ramdisk(self, name: str) -> Path:
-        return self._root / name
+        return self.root / name
 
     def start(self) -> None:
-        """Start all nodes, and wait until they are there."""
+        """Start all nodes that do not run, and wait until they are there."""
         for name in self._names:
-            self._commands.append(self._start(name))
-            self._until(len(self._commands))
+            if name not in self._commands:
+                self._commands[name] = self._start(name)
+                self._until(len(self._commands))
 
-    def kill(self) -> None:
-        """SIGKILL for everything of Ray, its head included."""
-        for command in self._commands:
+    def kill(self, *names: str) -> None:
+        """SIGKILL for everything of Ray on these nodes; without names on all, the head included."""
+        for name in names or list(self._commands):
+            command = self._commands.pop(name)
             family = psutil.Process(command.pid).children(recursive=True)
             for process in [psutil.Process(command.pid), *family]:
                 process.kill()
             psutil.wait_procs(family, PATIENCE_S)
             command.wait()
-        self._commands.clear()
 
     def kill_gcs(self) -> None:
         """SIGKILL for the head's control store (GCS) alone; what belongs to the head ends by itself then."""
-        head = self._commands.pop(0)
+        head = self._commands.pop(self._names[0])
         family = psutil.Process(head.pid).children(recursive=True)
         (store,) = (one for one in family if one.name() == "gcs_server")
         store.kill()
@@ -66,14 +80,18 @@ class StartedRay:
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         head = ("--head", "--port", self.address.rpartition(":")[2], "--include-dashboard=false")
-        head += ("--temp-dir", str(self._root / "ray"))
+        head += ("--temp-dir", str(self.root / "ray"))
         words = ("--node-name", name, "--num-cpus", "2", "--object-store-memory", str(_OBJECTS_BYTES))
         words += ("--min-worker-port", "0", "--max-worker-port", "0", "--disable-usage-stats", "--block")
         own = ("--address", self.address) if self._commands else head
-        with (self._root / f"{name}.log").open("ab") as log:
+        with (self.root / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "ray.scripts.scripts", "start", *own, *words],
-                env={**os.environ, "GPUSLICE_RAMDISK_DIR": str(self.ramdisk(name))},
+                env={
+                    **os.environ,
+                    "GPUSLICE_RAMDISK_DIR": str(self.ramdisk(name)),
+                    **self._environs.get(name, {}),
+                },
                 stdout=log,
                 stderr=log,
             )
@@ -84,7 +102,7 @@ class StartedRay:
         while True:
             words = [sys.executable, "-m", "gpuslice.node_agents.agents", "find"]
             done = subprocess.run(words, input=asked, capture_output=True, check=False)
-            if done.returncode == 0 and len(msgspec.json.decode(done.stdout, type=Answer).nodes) == count:
+            if done.returncode == 0 and len(msgspec.json.decode(done.stdout, type=Answer).nodes) >= count:
                 return
             assert time.monotonic() < ends_s, done.stderr
             time.sleep(0.2)

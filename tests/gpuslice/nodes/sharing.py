@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from gpuslice.node_agents.ray_engine import actor_name
+from gpuslice.node_agents.ray_engine import actor_name, actor_names
 from gpuslice.nodes.plan import Answer, Found, Wanted
+from gpuslice.verbs import NodeInfo
 
 from ...cli.conftest import Shell, shell_in
 from ...patience import PATIENCE_S
@@ -60,19 +62,40 @@ class Nodes:
         return int((self.shell.directory / "nodes" / node / "scheduler.pid").read_text())
 
     def actor(self, node: str) -> str:
-        """What the actor of this scheduler is called that has ``node``."""
-        return actor_name(Wanted(directory=str(self.shell.directory)), Found(node, "", node, ""))
+        """What the actor of this scheduler is called that has ``node``; for a process of the cluster."""
+        (name,) = actor_names(*self._owner(node))
+        return name
+
+    def actor_prefix(self, node: str) -> str:
+        """What the names of actors of this scheduler begin with that have ``node``."""
+        return f"{actor_name(*self._owner(node))}-"
+
+    def _owner(self, node: str) -> tuple[Wanted, Found]:
+        return Wanted(directory=str(self.shell.directory)), Found(node, "", node, "")
 
     def notes(self, what: str, job: str = "") -> list[dict[str, object]]:
         lines = self.shell("events", "--json").splitlines()
         events = [msgspec.json.decode(line) for line in lines]
         return [event for event in events if event["what"] == what and job in ("", event["job"])]
 
+    def info(self, node: str) -> NodeInfo:
+        """What people are told of ``node``."""
+        found = msgspec.json.decode(self.shell("nodes", "--json"), type=list[NodeInfo])
+        return next(one for one in found if one.name == node)
+
     def until_noted(self, what: str, job: str) -> None:
         """Wait until the scheduler has noted that of ``job``, which has not ended before."""
         client = self.shell.client()
         while not self.notes(what, job):
             assert client.wait(job, 0.5) is None
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    """Wait until something is true."""
+    ends_s = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < ends_s
+        time.sleep(0.2)
 
 
 @contextmanager

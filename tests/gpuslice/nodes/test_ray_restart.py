@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from ...cli.waiting import until
 from ...patience import PATIENCE_S
 from .ray_start import StartedRay
-from .sharing import Nodes, shared_by
+from .sharing import Nodes, eventually, shared_by
 
 pytestmark = pytest.mark.ray
 
@@ -68,7 +70,7 @@ def test_jobs_run_on_while_ray_is_away_and_move_when_it_is_there_again(
     ray.start()
     until(client, near, lambda one: one.devices == (f"{there}/cpu:0",) and one.steps > steps)
     actors = ray.actors()
-    assert all(nodes.actor(name) in actors for name in (nodes.here, there))
+    assert all(nodes.actor_prefix(name) in actors for name in (nodes.here, there))
     client.resume(far)
     nodes.enough.touch()
     for job in (near, far):
@@ -77,3 +79,27 @@ def test_jobs_run_on_while_ray_is_away_and_move_when_it_is_there_again(
         assert (ended.state, ended.restarts) == ("succeeded", 0)
         assert nodes.digest(job) == undisturbed
     assert nodes.agent(there) == agent
+
+
+def test_a_node_that_comes_back_is_used_again_and_down_ends_without_ray(
+    nodes: Nodes, ray: StartedRay
+) -> None:
+    shell = nodes.shell
+    nodes.up("--devices", "null:1")
+    (there,) = nodes.others
+    ray.kill(there)
+    first = nodes.agent(there)
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: "not in the Ray cluster" in nodes.info(there).reason)
+    ray.start()
+    eventually(lambda: nodes.info(there).state == "up")
+    second = nodes.agent(there)
+    assert second != first
+    job = shell.submit(nodes.enough, ranks=2)
+    assert f"{there}/null:0" in until(shell.client(), job, lambda one: one.steps > 0).devices
+    secret = (shell.directory / "node-keys" / "client.secret").read_bytes().strip()
+    ray.kill(nodes.here)
+    shell("down")
+    eventually(lambda: not psutil.pid_exists(second))
+    files = [path for path in shell.directory.rglob("*") if path.is_file()]
+    assert not [path for path in files if secret in path.read_bytes()]
