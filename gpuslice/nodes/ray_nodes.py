@@ -22,7 +22,9 @@ from .sender import Sender
 
 #: Least number of digits of a node's id that name it.
 _FEWEST_DIGITS = 6
-_CONNECT_S = 10.0
+_CONNECT_S = 8.0
+#: What Ray's error begins with if the cluster has another version of Ray or Python.
+_OTHER_VERSION = "Version mismatch"
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -102,7 +104,12 @@ def check_answers(address: str) -> None:
 
 
 def _no_cluster(address: str, error: Exception) -> EnvironmentUnusableError:
-    first = str(error).partition("\n")[0]
+    first, *rest = [line.strip() for line in str(error).splitlines()] or [""]
+    if first.startswith(_OTHER_VERSION):
+        return EnvironmentUnusableError(
+            f"the Ray cluster at {address} has another version: {' '.join(filter(None, rest))}",
+            "install the same Ray and Python here",
+        )
     return EnvironmentUnusableError(
         f"no Ray cluster answers at {address}: {first}",
         "start one with `ray start --head`, or name its head: --ray HOST:PORT",

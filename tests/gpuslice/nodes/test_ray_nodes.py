@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuslice.errors import NodeLostError, UsageError
+from gpuslice.errors import EnvironmentUnusableError, NodeLostError, UsageError
 from gpuslice.nodes import ray_nodes
 from gpuslice.nodes.ray_nodes import Node
 from gpuslice.nodes.replication import Replication
@@ -44,6 +44,22 @@ def test_a_snapshot_is_due_when_an_nth_one_was_taken() -> None:
     assert [number for number in range(8) if replication.is_due(number)] == [3, 4, 5, 6, 7]
     with pytest.raises(UsageError, match="0th"):
         Replication("job", Node("1", "a"), Node("2", "b"), every=0)
+
+
+def test_a_cluster_of_another_version_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(*words: object, **named: object) -> None:
+        raise RuntimeError(
+            "Version mismatch: The cluster was started with:\n    Ray: 2.9.3\n    Python: 3.11.7\n"
+            "This process on node 10.0.0.5 was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n"
+        )
+
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setattr(ray_nodes, "ray_module", lambda: ray)
+    with pytest.raises(
+        EnvironmentUnusableError, match=r"another version: Ray: 2\.9\.3 .* Ray: 2\.60\.0"
+    ) as found:
+        ray_nodes.connected().__enter__()
+    assert found.value.remedy == "install the same Ray and Python here"
 
 
 def test_a_cluster_that_goes_meanwhile_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
