@@ -17,7 +17,7 @@ from gpuslice.daemon import device_locks, event_log
 from gpuslice.daemon.directory_watch import DirectoryWatch
 from gpuslice.daemon.journal_recovery import continued, open_journal
 from gpuslice.daemon.kept_snapshots import KeptSnapshots
-from gpuslice.daemon.node_reports import NodeReports
+from gpuslice.daemon.node_reports import NodeReports, Reading
 from gpuslice.daemon.observer import EventObserver
 from gpuslice.daemon.other_nodes import OtherNodes
 from gpuslice.daemon.replicas import Replicas
@@ -99,6 +99,7 @@ def serve(
     listeners = _Listeners(setup.make_core())
     core, observer = listeners.core, listeners.observer
     kept = KeptSnapshots(directory, setup)
+    reports = NodeReports() if others is None else others.reports
     with (
         _translated_os_errors(directory),
         _interruption() as (stopped, signalled),
@@ -115,7 +116,7 @@ def serve(
         ) as scheduler,
         device_locks.held(directory, setup.devices),
         event_log.kept_in(directory),
-        _metrics(observer, core, setup, metrics_port),
+        _metrics(observer, core, setup, partial(reports.readings, remote), metrics_port),
         open_journal(directory, setup, accept_loss=accept_loss, warn=warn) as journal,
     ):
         listeners.journal = journal
@@ -123,7 +124,6 @@ def serve(
         _add_housekeeping(scheduler, listeners, len(setup.devices), prestart)
         scheduler.register(signalled, lambda: None)
         overview = Overview(core, observer.job_history, policy=setup.policy, pid=os.getpid())
-        reports = NodeReports() if others is None else others.reports
         overview.nodes = lambda: reports.nodes(core, remote)
         if remote is not None and remote.transfers is not None:
             overview.progress = remote.transfers.progress
@@ -404,14 +404,16 @@ def _collect_garbage() -> None:
 
 
 @contextmanager
-def _metrics(observer: EventObserver, core: Core, setup: Setup, port: int | None) -> Iterator[None]:
+def _metrics(
+    observer: EventObserver, core: Core, setup: Setup, nodes: Callable[[], list[Reading]], port: int | None
+) -> Iterator[None]:
     """Serve metrics for Prometheus within the context, if a port is given."""
     if port is None:
         yield
         return
     from gpuslice.daemon import metrics  # late: it takes longer to import than all the rest
 
-    observer.metrics = metrics.Metrics(core, observer.job_history, setup.policy)
+    observer.metrics = metrics.Metrics(core, observer.job_history, setup.policy, nodes)
     with metrics.served(observer.metrics, port) as taken:
         url = f"http://{metrics.ADDRESS}:{taken}/metrics"
         event_log.tell("metrics", f"metrics are served at {url}", details={"url": url})

@@ -8,12 +8,14 @@ Names follow prometheus.io: base units, ``_total`` for counters; the only labels
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
 
+from gpuslice.daemon.node_reports import Reading
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.jobs.states import JobState
@@ -32,11 +34,54 @@ _MOST_USERS = 200
 _OTHERS = "others"
 
 
-class Metrics:
-    """The Prometheus metrics of one scheduler core. Call `note` after the job history's."""
+_NODES = (
+    ("gpuslice_node_silent_seconds", "Time since the node's agent was last heard."),
+    ("gpuslice_node_ramdisk_free_bytes", "Free room of the file system of the node's RAM disk."),
+    ("gpuslice_node_clock_difference_seconds", "How far the node's clock is ahead of the scheduler's."),
+)
 
-    def __init__(self, core: Core, job_history: JobHistory, policy: str) -> None:
+
+class NodeMetrics:
+    """What is known of the nodes, read whenever somebody asks for the metrics.
+
+    Parameters
+    ----------
+    read
+        Returns it; called in another thread.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[Reading]]) -> None:
+        self._read = read
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """Return the metrics without values: nothing is read when they are registered."""
+        return [GaugeMetricFamily(name, text, labels=["node"]) for name, text in _NODES]
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        """Return what is known now."""
+        found = self.describe()
+        for node, *values in self._read():
+            for family, value in zip(found, values, strict=True):
+                if value is not None:
+                    family.add_metric([node], value)
+        return found
+
+
+class Metrics:
+    """The Prometheus metrics of one scheduler core. Call `note` after the job history's.
+
+    ``nodes`` returns what is known of the nodes; it is called in another thread.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        job_history: JobHistory,
+        policy: str,
+        nodes: Callable[[], Iterable[Reading]] = tuple,
+    ) -> None:
         self.registry = registry = CollectorRegistry()
+        registry.register(NodeMetrics(nodes))
         self._core = core
         self._job_history = job_history
         self._stages: set[str] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +22,15 @@ from gpuslice.verbs import NodeInfo
 
 #: What the scheduler's own node is called.
 HERE = "here"
+
+
+class Reading(NamedTuple):
+    """What is known of one node at a moment: see ``NodeInfo``."""
+
+    node: str
+    heard_s: float | None
+    ramdisk_free_bytes: int | None
+    clock_s: float | None
 
 
 def noted(remark: Remark) -> Noted:
@@ -164,6 +174,18 @@ class NodeReports:
             reason="; ".join(one.reason for one in said),
             remedy="; ".join(one.remedy for one in said if one.remedy),
         )
+
+    def readings(self, remote: RemoteNodes | None) -> list[Reading]:
+        """Return what is known of each node that is used, for another thread: nothing of the core is read."""
+        others = {} if remote is None else remote.nodes
+        found = []
+        for name in self._nodes:
+            facts = self._facts.get(name) if name else self._here.now()
+            node = others.get(name)
+            heard_s = remote.silent_s(node) if remote is not None and node is not None and node.came else None
+            nbytes = None if facts is None else facts.ramdisk_bytes
+            found.append(Reading(name or HERE, heard_s, nbytes, self._clocks_s.get(name)))
+        return found
 
     def _replace(self, name: str, found: list[Remark]) -> None:
         """Keep what was ``found`` of a node instead of what was before; tell what is new."""

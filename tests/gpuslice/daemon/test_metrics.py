@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpuslice import wire
 from gpuslice.daemon import metrics
+from gpuslice.daemon.node_reports import Reading
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.job import JobSpec
@@ -163,3 +164,15 @@ def test_missed_deadlines_are_counted() -> None:
     for notice in notices(driver.wake(2.0)):
         driver.do(Noted(notice.what, notice.job, notice.details))
     assert value(counted(driver), "gpuslice_deadlines_missed_total") == 1
+
+
+def test_what_is_known_of_the_nodes_is_read_when_it_is_asked_for() -> None:
+    known = [Reading("here", None, 100, None), Reading("b", 4.0, 7, -1.5)]
+    core = Core(devices(1), RoundRobin())
+    found = metrics.Metrics(core, JobHistory(core), "rr", lambda: known)
+    assert value(found, "gpuslice_node_silent_seconds", {"node": "b"}) == 4.0
+    assert value(found, "gpuslice_node_silent_seconds", {"node": "here"}) is None
+    assert value(found, "gpuslice_node_ramdisk_free_bytes", {"node": "here"}) == 100
+    assert value(found, "gpuslice_node_clock_difference_seconds", {"node": "b"}) == -1.5
+    known.pop()
+    assert value(found, "gpuslice_node_ramdisk_free_bytes", {"node": "b"}) is None
