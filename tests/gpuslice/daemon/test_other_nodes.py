@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from gpuslice.clock import MonotonicClock
 from gpuslice.daemon import other_nodes
 from gpuslice.daemon.other_nodes import OtherNodes
-from gpuslice.nodes.plan import Answer, Found, Wanted
+from gpuslice.errors import EnvironmentUnusableError, UsageError
+from gpuslice.nodes.plan import Answer, Found, Remark, Wanted
 
 from ...patience import PATIENCE_S
 
@@ -45,6 +47,49 @@ def test_agents_hear_whether_the_logs_are_those_of_the_scheduler_before(
     assert told(directory, monkeypatch) == first
     (directory / "logs").rename(directory / "past-1")
     assert told(directory, monkeypatch) not in ("", first)
+
+
+def test_agents_connect_to_the_port_that_is_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OtherNodes, "_ask", lambda others, word, wanted: Answer(NODES))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    others = OtherNodes(
+        tmp_path / "s", ["cpu:0"], ray="auto", listen=other_nodes.listener(f"127.0.0.1:{port}")
+    )
+    remote = others.open(MonotonicClock())
+    assert remote.endpoint == f"tcp://127.0.0.1:{port}"
+    remote.close()
+
+
+@pytest.mark.parametrize("port", ["host", "host:", "0x10", "10.0.0.5:99999"])
+def test_what_is_no_port_for_agents_is_refused(port: str) -> None:
+    with pytest.raises(UsageError):
+        other_nodes.listener(port)
+
+
+def test_options_that_need_other_nodes_are_refused_without_any() -> None:
+    for named in ((1, (), ""), (0, ("b",), ""), (0, (), "7000")):
+        with pytest.raises(UsageError, match="needs other nodes"):
+            other_nodes.refuse_without_nodes(*named)
+
+
+def test_agents_that_have_begun_are_ended_if_no_node_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    taken = Remark("", "Ray does not give node head to gpuslice", "`ray status` shows who has its devices")
+
+    def ask(others: OtherNodes, word: str, wanted: Wanted, limit_s: float = 0.0) -> Answer:
+        asked.append(word)
+        return Answer(NODES[1:], (taken,)) if word == "begin" else Answer(NODES)
+
+    monkeypatch.setattr(OtherNodes, "_ask", ask)
+    others = OtherNodes(tmp_path / "s", ["cpu:0"], ray="auto")
+    remote = others.open(MonotonicClock())
+    with pytest.raises(EnvironmentUnusableError, match="here: Ray does not give node head"):
+        others.begin(lambda text: None)
+    assert asked == ["find", "begin", "end"]
+    remote.close()
 
 
 def test_down_ends_although_the_engine_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
