@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -61,6 +61,13 @@ def _answers_alone() -> Iterator[BinaryIO]:
         yield answers
 
 
+def _forget_messages() -> None:
+    """Remove what Ray has printed from stderr, if that is a file: all in it is taken for the reason."""
+    with suppress(OSError):
+        os.ftruncate(2, 0)
+        os.lseek(2, 0, os.SEEK_SET)
+
+
 def _end_with_parent() -> None:
     """Have this process killed when the scheduler, its parent, is gone: the next one begins another."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -95,6 +102,8 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except GpusliceError as error:
+        if sys.argv[1:2] == ["bring"]:
+            _forget_messages()
         sys.stderr.write(f"{error.message}\n{error.remedy}\n")
         if sys.argv[1:2] == ["bring"] and error.exit_code == UNREACHABLE:
             time.sleep(_UNREACHABLE_S)

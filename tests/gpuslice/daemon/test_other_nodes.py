@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -15,7 +16,7 @@ from gpuslice.clock import MonotonicClock
 from gpuslice.daemon import other_nodes
 from gpuslice.daemon.other_nodes import OtherNodes
 from gpuslice.errors import EnvironmentUnusableError, UsageError
-from gpuslice.nodes.plan import Answer, Found, Remark, Wanted
+from gpuslice.nodes.plan import Answer, Found, Host, Remark, Wanted
 
 from ...patience import PATIENCE_S
 
@@ -111,6 +112,17 @@ def test_down_ends_although_the_engine_never_answers(tmp_path: Path, monkeypatch
     assert said == ["what is left of the agents could not be ended: Ray has not answered within 0.1 s"]
     assert not (directory / "node-keys").exists()
     assert not list((directory / "nodes").iterdir())
+
+
+def test_the_reason_of_a_transfer_is_not_hidden_by_what_ray_prints(tmp_path: Path) -> None:
+    asked = msgspec.json.encode(Wanted(hosts=(Host("b", "b"),)))
+    said = tmp_path / "said"
+    with said.open("wb") as errors:
+        errors.write(b"(raylet) The node with node id ...\n")
+        errors.flush()
+        words = [sys.executable, "-m", "gpuslice.node_agents.agents", "bring", "j"]
+        assert subprocess.run(words, input=asked, stderr=errors, check=False).returncode == 2
+    assert said.read_text().startswith("['bring', 'j'] is not possible\n")
 
 
 def test_a_transfer_ends_with_its_scheduler(tmp_path: Path) -> None:
