@@ -45,10 +45,14 @@ class Nodes:
         self.enough = shell.directory.parent / "enough"
 
     def up(self, *words: str) -> None:
-        """Start the scheduler, or another that goes on. Its jobs change their nodes as policies like."""
+        """Start the scheduler, or another that goes on, and wait for its nodes.
+
+        Its jobs change their nodes as policies like.
+        """
         os.environ["GPUSLICE_RAMDISK_DIR"] = str(self._ramdisk(self.here))
         shared = ("--devices", "cpu:1", "--quantum", "1s", "--switch-share", "0", "--ray", self.address)
         self.shell("up", *shared, *words, deadline_s=4 * PATIENCE_S)
+        eventually(lambda: all(node.state == "up" for node in self.infos()))
 
     def submit(self, name: str, *options: str) -> str:
         words = ["submit", "--name", name, *options, str(ATTACHED), EPOCHS, str(self.enough)]
@@ -78,10 +82,13 @@ class Nodes:
         events = [msgspec.json.decode(line) for line in lines]
         return [event for event in events if event["what"] == what and job in ("", event["job"])]
 
+    def infos(self) -> list[NodeInfo]:
+        """What people are told of the nodes."""
+        return msgspec.json.decode(self.shell("nodes", "--json"), type=list[NodeInfo])
+
     def info(self, node: str) -> NodeInfo:
         """What people are told of ``node``."""
-        found = msgspec.json.decode(self.shell("nodes", "--json"), type=list[NodeInfo])
-        return next(one for one in found if one.name == node)
+        return next(one for one in self.infos() if one.name == node)
 
     def until_noted(self, what: str, job: str) -> None:
         """Wait until the scheduler has noted that of ``job``, which has not ended before."""
