@@ -43,17 +43,27 @@ class StartedRay:
     def ramdisk(self, name: str) -> Path:
         return self.root / name
 
-    def start(self) -> None:
-        """Start all nodes that do not run, and wait until they are there."""
+    def start(self, *, wait: bool = True) -> None:
+        """Start all nodes that do not run. Wait until they are there, unless told not to."""
         for name in self._names:
             if name not in self._commands:
                 self._commands[name] = self._start(name)
-                self._until(len(self._commands))
+                if wait:
+                    self._until(len(self._commands))
+        self._start_again()
+
+    def _start_again(self) -> None:
+        """Start the nodes again whose command gave up: it waits for 30 s, whatever the machine does."""
+        for name, command in self._commands.items():
+            if command.poll() is not None:
+                self._commands[name] = self._start(name)
 
     def kill(self, *names: str) -> None:
         """SIGKILL for everything of Ray on these nodes; without names on all, the head included."""
         for name in names or list(self._commands):
             command = self._commands.pop(name)
+            if command.poll() is not None:
+                continue
             family = psutil.Process(command.pid).children(recursive=True)
             for process in [psutil.Process(command.pid), *family]:
                 process.kill()
@@ -83,7 +93,7 @@ class StartedRay:
         head += ("--temp-dir", str(self.root / "ray"))
         words = ("--node-name", name, "--num-cpus", "2", "--object-store-memory", str(_OBJECTS_BYTES))
         words += ("--min-worker-port", "0", "--max-worker-port", "0", "--disable-usage-stats", "--block")
-        own = ("--address", self.address) if self._commands else head
+        own = head if name == self._names[0] else ("--address", self.address)
         with (self.root / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "ray.scripts.scripts", "start", *own, *words],
@@ -105,4 +115,5 @@ class StartedRay:
             if done.returncode == 0 and len(msgspec.json.decode(done.stdout, type=Answer).nodes) >= count:
                 return
             assert time.monotonic() < ends_s, done.stderr
+            self._start_again()
             time.sleep(0.2)
