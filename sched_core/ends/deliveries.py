@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from functools import partial
-from math import inf
+from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread, Timer
@@ -17,7 +19,7 @@ from gpuslice.sched_core.lifecycle.events import Noted
 from gpuslice.types import shortened
 
 from . import tries
-from .record import ON_END, Delivery, End, EndRecord
+from .record import NOTIFY, ON_END, Delivery, End, EndRecord
 
 #: The most tries of one kind at a time.
 _AT_ONCE = 4
@@ -60,8 +62,12 @@ class Deliveries:
         self._now, self._unix_s, self._note = now, unix_s, note
         self._ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._outcomes: SimpleQueue[tuple[Delivery, str]] = SimpleQueue()
-        #: The deliveries that are tried now, by the identity of each.
-        self._tried: dict[int, Delivery] = {}
+        #: The number of tries under way, and the deliveries that are due, by kind.
+        self._tried = dict.fromkeys((ON_END, NOTIFY), 0)
+        self._due: dict[str, deque[Delivery]] = {kind: deque() for kind in self._tried}
+        #: The deliveries that are tried again later, the first one first; a number makes each entry unique.
+        self._later: list[tuple[float, int, Delivery]] = []
+        self._numbers = count()
         self._timer: Timer | None = None
 
     def fileno(self) -> int:
@@ -70,17 +76,24 @@ class Deliveries:
 
     @property
     def settled(self) -> bool:
-        """True if all that is owed was tried once, and nothing is tried now."""
-        return not self._tried and all(one.tries for one in self._record.owed.values())
+        """True if nothing is tried now, or due."""
+        return not any(self._tried.values()) and not any(self._due.values())
 
     def begin(self) -> None:
         """Begin what an earlier scheduler still owed."""
+        self._record.fresh.clear()
+        for delivery in self._record.owed.values():
+            self._put_off(delivery)
         self._begin_due()
 
     def see(self) -> None:
-        """Begin what became due with the last event."""
-        if self._record.fresh:
-            self._begin_due()
+        """Begin what is owed since the last event."""
+        if not self._record.fresh:
+            return
+        for delivery in self._record.fresh:
+            self._due[delivery.kind].append(delivery)
+        self._record.fresh.clear()
+        self._fill()
 
     def advance(self) -> None:
         """Note the outcomes of tries that have ended, and begin what is due."""
@@ -93,8 +106,10 @@ class Deliveries:
                 delivery, error = self._outcomes.get_nowait()
             except Empty:
                 break
-            del self._tried[id(delivery)]
+            self._tried[delivery.kind] -= 1
             self._note(delivery.outcome(error))
+            if delivery.owed:
+                self._put_off(delivery)
         self._begin_due()
 
     def give_up(self) -> None:
@@ -106,33 +121,36 @@ class Deliveries:
         """Wake nobody any more. A command that runs goes on; the next scheduler runs it again."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+
+    def _put_off(self, delivery: Delivery) -> None:
+        heappush(self._later, (delivery.again_s, next(self._numbers), delivery))
 
     def _begin_due(self) -> None:
-        self._record.fresh = False
-        now, next_s = self._now(), inf
-        kinds = [one.kind for one in self._tried.values()]
-        for delivery in self._record.owed.values():
-            if id(delivery) in self._tried:
-                continue
-            if delivery.again_s > now:
-                next_s = min(next_s, delivery.again_s)
-            elif kinds.count(delivery.kind) < _AT_ONCE:
-                kinds.append(delivery.kind)
-                self._begin(delivery)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if next_s < inf:
-            self._timer = Timer(next_s - now, self._wake)
+        """Begin what is due, and have this called again when more is."""
+        now = self._now()
+        while self._later and self._later[0][0] <= now:
+            delivery = heappop(self._later)[2]
+            self._due[delivery.kind].append(delivery)
+        self._fill()
+        self.close()
+        if self._later:
+            self._timer = Timer(self._later[0][0] - now, self._wake)
             self._timer.daemon = True
             self._timer.start()
+
+    def _fill(self) -> None:
+        """Begin as many tries of each kind as there may be at a time."""
+        for kind, due in self._due.items():
+            while due and self._tried[kind] < _AT_ONCE:
+                self._begin(due.popleft())
 
     def _wake(self) -> None:
         os.eventfd_write(self._ready, 1)
 
     def _begin(self, delivery: Delivery) -> None:
         """Try ``delivery`` in a thread."""
-        self._tried[id(delivery)] = delivery
+        self._tried[delivery.kind] += 1
         end, job = delivery.end, self._core.jobs[delivery.end.job]
         if delivery.kind == ON_END:
             environ = {**job.program.environ, **self._variables(end)}

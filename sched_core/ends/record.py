@@ -87,14 +87,14 @@ class EndRecord:
     owed
         The deliveries that are to be made, the oldest first.
     fresh
-        True if there are more of them since it was set to False.
+        Those that were added since the list was cleared.
     """
 
     def __init__(self) -> None:
         #: By job, attempt and kind.
         self._all: dict[tuple[str, int, str], Delivery] = {}
         self.owed: dict[tuple[str, int, str], Delivery] = {}
-        self.fresh = False
+        self.fresh: list[Delivery] = []
 
     def look_at(self, job: Gang) -> None:
         """Take down what is owed if ``job`` has ended for good."""
@@ -104,8 +104,8 @@ class EndRecord:
         for kind, wanted in ((ON_END, spec.on_end), (NOTIFY, spec.notify)):
             key = (job.id, job.attempt + 1, kind)
             if wanted and key not in self._all:
-                self._all[key] = self.owed[key] = Delivery(kind, _end(job))
-                self.fresh = True
+                self._all[key] = self.owed[key] = delivery = Delivery(kind, _end(job))
+                self.fresh.append(delivery)
 
     def note(self, event: Event, now: float) -> None:
         """Take in the outcome of a try, if ``event`` is one."""
