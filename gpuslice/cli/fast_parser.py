@@ -39,6 +39,8 @@ def read(taken: Mapping[str, Parameter], words: Sequence[str]) -> dict[str, Any]
         word = left.pop(0)
         name, equals, value = word.partition("=")
         option = options.get(name)
+        if equals and option is not None and not name.startswith("--"):
+            return None  # of -n=5 the parser takes "=5" for the value
         if option is not None and option.flag and not equals:
             given[option.name] = True
         elif option is not None and not option.flag and (equals or left):

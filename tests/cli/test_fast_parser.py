@@ -102,6 +102,7 @@ def test_ordinary_lines_are_read_quickly(line: str) -> None:
         "ps --jso",
         "ps --json=1",
         "nodes more",
+        "logs -n=5 job",
         "ps --state-dir",
         "ps --state-dir --json",
         "ps --state-dir=",
