@@ -24,7 +24,7 @@ from .waiting import until
 
 ENDLESS = 10**6
 #: Of a training.
-STEPS = 600
+STEPS = 80
 
 
 def command(shell: Shell, job: str) -> psutil.Process:
