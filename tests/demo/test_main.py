@@ -122,7 +122,7 @@ def sigterm() -> Iterator[None]:
 
 
 DEMO = ("-m", "gpuslice", "demo")
-SHORT = ("--steps", "30", "--quantum", "0.1")
+SHORT = ("--steps", "16", "--quantum", "0.1")
 UNENDING = ("--steps", "1000000", "--quantum", "0.1")
 #: The demonstration from where the jobs begin to share: it compares with nothing.
 AFTER_UNDISTURBED = (
