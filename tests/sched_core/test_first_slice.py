@@ -49,7 +49,7 @@ def live(driver: Driver, until_s: float) -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(PROMISING))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(devices=st.integers(1, 3), arrivals_s=st.lists(st.integers(0, 48), min_size=1, max_size=9))
 def test_nobody_waits_longer_than_a_round_for_the_first_mini_batch(
     policy: str, devices: int, arrivals_s: list[int]
