@@ -24,7 +24,7 @@ PARTS = ("gpuslice", "kernels", "checkpoint", "profiler", "sched_core")
 #: How long tests may go on to begin, in seconds.
 TESTS_S = 15.0
 #: Tests that need more than this machine's everyday environment, or long.
-LEFT_OUT = "not (slow or gpu or gangs or trainings or nodes or ray or frameworks)"
+LEFT_OUT = "not (slow or gpu or gangs or trainings or nodes or ray or frameworks or repeats)"
 
 _begun_s = time.monotonic()
 

@@ -25,6 +25,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "tests" / "soak.json"
 _ENDS = ("everybody_ends", "honest_ranks", "accounts", "packing_fairness")
+#: Markers of tests that `./x test` does not run.
+_ELSEWHERE = "gangs or nodes or ray or trainings"
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 
 
@@ -91,6 +93,16 @@ def _nodes(seed: int, left_s: float) -> Run:
     return Run(("-m", "tests.gpuslice.nodes.moments", "--moments", "50", "--seed", str(seed)))
 
 
+def _repeats(seed: int, left_s: float) -> Run:
+    """Tests that check with other draws what those of ``./x test`` check."""
+    return Run((*_PYTEST, "-n", "2", "-m", f"repeats and not ({_ELSEWHERE})", "tests"))
+
+
+def _gangs(seed: int, left_s: float) -> Run:
+    """The same of ``./x test-gangs``."""
+    return Run((*_PYTEST, "-m", f"repeats and ({_ELSEWHERE})", "tests"))
+
+
 SOAKS: dict[str, Callable[[int, float], Run]] = {
     "worlds": _worlds,
     "chaos": _chaos,
@@ -102,6 +114,8 @@ SOAKS: dict[str, Callable[[int, float], Run]] = {
     "flips": _flips,
     "cycles": _cycles,
     "nodes": _nodes,
+    "repeats": _repeats,
+    "gangs": _gangs,
 }
 
 

@@ -18,7 +18,7 @@ Save = Callable[..., SnapshotFile]
 Actor = Callable[..., Any]
 
 
-@pytest.mark.parametrize("saved", [0, 1, 2])
+@pytest.mark.parametrize("saved", [0, pytest.param(1, marks=pytest.mark.repeats), 2])
 def test_a_crash_at_any_step_leaves_a_whole_snapshot_or_none(shm: Path, actor: Actor, saved: int) -> None:
     outcomes = set()
     process = actor()

@@ -110,10 +110,10 @@ def test_survives(name: str, store: JobStore) -> None:
 
 
 def of_which(quick: set[str]) -> list[object]:
-    """All cases as parameters, where those that might well notice are quick enough for every day."""
+    """All cases as parameters, where those that might well notice are checked every day."""
     assert quick <= CASES.keys()
     return [
-        pytest.param(name, marks=[*marks(name), *([] if name in quick else [pytest.mark.slow])])
+        pytest.param(name, marks=[*marks(name), *([] if name in quick else [pytest.mark.repeats])])
         for name in sorted(CASES.keys() - SLOW)  # what compilers make is looked at once
     ]
 

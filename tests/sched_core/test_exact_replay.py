@@ -125,7 +125,9 @@ class Queue:
         self.ended.add(job)
 
 
-@pytest.mark.parametrize("policy", ["fifo", "rr", "2das", "srsf"])
+@pytest.mark.parametrize(
+    "policy", ["2das", *(pytest.param(name, marks=pytest.mark.repeats) for name in ("fifo", "rr", "srsf"))]
+)
 def test_a_long_queue(policy: str) -> None:
     queue = Queue(policy, count=400, device_count=16)
     queue.happens(Limited(4))

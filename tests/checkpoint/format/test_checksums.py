@@ -91,7 +91,13 @@ def _by_address(tensor: torch.Tensor, at: int) -> None:
 
 @pytest.mark.parametrize("write", [_in_place, _by_data, _by_address])
 @pytest.mark.parametrize(
-    ("number", "at"), [(0, 0), (0, 4 * MIB - 1), (0, 8 * MIB - 1), (1, 5 * MIB + 2), (3, 0), (3, 999)]
+    ("number", "at"),
+    [
+        (0, 4 * MIB - 1),
+        (3, 999),
+        *(pytest.param(*place, marks=pytest.mark.repeats) for place in ((0, 0), (0, 8 * MIB - 1), (3, 0))),
+        pytest.param(1, 5 * MIB + 2, marks=pytest.mark.repeats),
+    ],
 )
 def test_one_changed_byte_is_seen_whoever_wrote_it(
     frozen: Frozen, write: Callable[[torch.Tensor, int], None], number: int, at: int

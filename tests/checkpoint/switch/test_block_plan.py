@@ -135,7 +135,7 @@ assert intact()
     "script",
     [
         "cuMemUnmap:2:999",
-        pytest.param("cuCtxSynchronize:3:700", marks=pytest.mark.slow),
+        pytest.param("cuCtxSynchronize:3:700", marks=pytest.mark.repeats),
     ],
 )
 def test_a_suspend_that_fails_changes_nothing(scenario: Scenario, script: str) -> None:

@@ -174,7 +174,7 @@ def test_a_loader_with_attributes(begin: Begin, name: str) -> None:
     check(begin, name, cases.LOADERS[name][1], loader=name, attached=True)
 
 
-@pytest.mark.parametrize("name", ["by epoch", "batches", "stream"])
+@pytest.mark.parametrize("name", ["by epoch", pytest.param("batches", marks=pytest.mark.repeats), "stream"])
 def test_a_loader_with_attributes_that_is_not_attached(begin: Begin, name: str) -> None:
     """One whose sampler, batch sampler or dataset has them."""
     check(begin, name, "", loader=name, attached=False)

@@ -101,7 +101,14 @@ def test_there_are_enough_blocks_for_the_largest_piece_and_no_more_than_a_grid_h
     assert shape_of("checksum", [(0, 0, 1)] * 9) == ((2, 1), 32)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        ARCHITECTURES[0],
+        *(pytest.param(name, marks=pytest.mark.repeats) for name in ARCHITECTURES[1:-1]),
+        ARCHITECTURES[-1],
+    ],
+)
 def test_they_compile_for(architecture: str, tmp_path: Path) -> None:
     compiler = nvcc()
     if compiler is None:

@@ -77,7 +77,9 @@ def rates_inside(random: np.random.Generator, rate: float) -> bool:
     return low <= rate <= high
 
 
-@pytest.mark.parametrize("rate", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize(
+    "rate", [0.3, *(pytest.param(rate, marks=pytest.mark.repeats) for rate in (0.5, 0.8))]
+)
 def test_a_slow_down_by_a_token_bucket(rate: float) -> None:
     random = np.random.default_rng(int(100 * rate))
     assert sum(rates_inside(random, rate) for _ in range(RUNS)) >= GOOD
