@@ -111,6 +111,12 @@ class Adjust(Verb, tag="adjust", frozen=True):
     time_limit_s: Seconds | None = None
 
 
+class Set(Verb, tag="set", frozen=True):
+    """A request to change settings of the scheduler, each KEY=VALUE, all or none. Without any: list them."""
+
+    settings: tuple[Word, ...] = ()
+
+
 class Requeue(Verb, tag="requeue", frozen=True):
     """A request for another attempt of a job that has ended; ``fresh`` goes on from no snapshot."""
 
@@ -371,6 +377,7 @@ class DeviceInfo(Verb, frozen=True):
     reserved_for: str | None = None
     reserved_until_unix_s: float | None = None
     used_by: tuple[DeviceUser, ...] = ()
+    removed: bool = False
 
 
 class ReservationInfo(Verb, frozen=True):
@@ -382,6 +389,14 @@ class ReservationInfo(Verb, frozen=True):
     end_unix_s: float
     user: str
     active: bool
+
+
+class SettingInfo(Verb, frozen=True):
+    """A setting of the scheduler by its name in ``gpuslice set``, which has ``changed`` it or not."""
+
+    name: str
+    value: str
+    changed: bool = False
 
 
 class NodeInfo(Verb, frozen=True):
@@ -491,6 +506,12 @@ class DevicesChanged(Verb, tag="devices_changed", frozen=True):
     reservation: ReservationInfo | None = None
 
 
+class Settings(Verb, tag="settings", frozen=True):
+    """The answer with all settings of the scheduler as they are now."""
+
+    settings: tuple[SettingInfo, ...]
+
+
 class Done(Verb, tag="done", frozen=True):
     """The answer that the request has been carried out."""
 
@@ -517,6 +538,7 @@ Request = (
     | Resume
     | Requeue
     | Adjust
+    | Set
     | Migrate
     | Weight
     | Logs
@@ -534,6 +556,7 @@ Answer = (
     | LogPart
     | Moving
     | DevicesChanged
+    | Settings
     | Done
     | Failed
 )

@@ -73,6 +73,11 @@ class Ledger:
         usable = {device for node in range(len(cluster.node_sizes)) for device in cluster.on(node)}
         self._absent = frozenset(range(len(cluster.node_of))) - usable
 
+    def grow(self, count: int) -> None:
+        """Add ``count`` devices at the end, which nobody has. A call of ``use`` must follow."""
+        assert isinstance(self._holder, list)
+        self._holder += [None] * count
+
     def holders(self, device: int) -> tuple[Job, ...]:
         """Return the jobs on ``device``, the one that came first at the front."""
         first = self._holder[device]

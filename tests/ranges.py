@@ -146,6 +146,7 @@ _BY_NAME = {
     "restartable_later": FLAG,
     "running": FLAG,
     "samples": COUNT,
+    "settings": WORDS,
     "saved": COUNT,
     "stages_s": STAGES,
     "stem": NAME,

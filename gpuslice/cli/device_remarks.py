@@ -19,6 +19,8 @@ def remarks(devices: Sequence[DeviceInfo], now_unix_s: float) -> Iterator[str]:
 def closed(device: DeviceInfo, now_unix_s: float) -> str:
     """Return in words to whom ``device`` is closed, and until when; empty if it is closed to nobody."""
     parts = []
+    if device.removed:
+        return "removed, once its jobs have left it"
     if device.paused:
         until = device.paused_until_unix_s
         parts.append("paused" if until is None else f"paused until {at(until, now_unix_s)}")

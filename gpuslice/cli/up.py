@@ -23,6 +23,7 @@ MOST_PRESTARTED = 100_000
 
 
 def command(
+    context: typer.Context,
     devices: Annotated[
         str,
         typer.Option(metavar="cuda:0,cuda:1", help="Devices to share; cpu:2 means two slots of the host."),
@@ -269,5 +270,30 @@ def command(
             accept_loss=accept_loss,
             others=others,
             foreign=use,
+            stated=_stated(context, policy),
             warn=starter.tell,
         )
+
+
+def _stated(context: typer.Context, policy: str) -> list[str]:
+    """Return the options that were given, each KEY=VALUE, of those that ``gpuslice set`` can change."""
+    names = {"settings": "", "quota": "quota"} | {
+        name: name.replace("_", "-")
+        for name in (
+            *("devices", "policy", "quantum", "pack", "defragment", "placement", "switch_share"),
+            *("grace", "wait_for_node", "prestart"),
+        )
+    }
+    found = []
+    for name, key in names.items():
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[name]
+        if name == "settings":
+            found += [f"{policy}.{setting}" for setting in value]
+        elif name == "quota":
+            found += [f"quota={setting}" for setting in value]
+        else:
+            found.append(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
+    return found

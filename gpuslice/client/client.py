@@ -35,6 +35,7 @@ from gpuslice.verbs import (
     Moving,
     Request,
     SchedulerStatus,
+    SettingInfo,
 )
 from gpuslice.wire import MAX_MESSAGE_BYTES
 
@@ -209,6 +210,20 @@ class Client:
         """Change what was asked for ``job``, which has not ended. None: it stays."""
         change = verbs.Adjust(job=job, weight=weight, priority=priority, time_limit_s=time_limit_s)
         self._ask(change, verbs.Done)
+
+    def set(self, *settings: str) -> dict[str, str]:
+        """Change settings of the scheduler, all or none, and return all as they are then.
+
+        Parameters
+        ----------
+        settings
+            As after ``gpuslice set``: ``"policy=las"``, ``"quantum=30s"``. Nothing is changed without any.
+        """
+        return {one.name: one.value for one in self.settings(*settings)}
+
+    def settings(self, *settings: str) -> tuple[SettingInfo, ...]:
+        """Change settings as ``set`` does. Return all settings, and which ``set`` has ever changed."""
+        return self._ask(verbs.Set(settings=settings), verbs.Settings).settings
 
     def requeue(self, job: str, *, fresh: bool = False) -> None:
         """Give ``job``, which has ended, another attempt: from its newest snapshot, or ``fresh``."""

@@ -15,13 +15,15 @@ from gpuslice.clock import ContinuedClock
 from gpuslice.config import load
 from gpuslice.daemon import device_locks, event_log
 from gpuslice.daemon.directory_watch import DirectoryWatch
-from gpuslice.daemon.journal_recovery import continued, open_journal
+from gpuslice.daemon.journal_recovery import changes_in, continued, former_changes, open_journal
 from gpuslice.daemon.kept_snapshots import KeptSnapshots
 from gpuslice.daemon.node_reports import NodeReports, Reading
 from gpuslice.daemon.observer import EventObserver
 from gpuslice.daemon.other_nodes import OtherNodes
 from gpuslice.daemon.replicas import Replicas
 from gpuslice.daemon.scheduler_setup import Setup
+from gpuslice.daemon.settings.control import Control
+from gpuslice.daemon.settings.present import Settings, after_all
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.memory import available_bytes
 from gpuslice.nodes.foreign_use import Foreign, ForeignUse, watched
@@ -61,6 +63,7 @@ def serve(
     accept_loss: bool = False,
     others: OtherNodes | None = None,
     foreign: Foreign | None = None,
+    stated: Sequence[str] = (),
     warn: Callable[[str], None] = _ignore,
 ) -> None:
     """Run the scheduler of ``directory`` until `down` or a signal ends it. A signal leaves the jobs alone.
@@ -83,6 +86,9 @@ def serve(
         The other nodes of its devices.
     foreign
         What is to be done about devices that others use; None: the usual.
+    stated
+        The settings that were stated and not left to their defaults, each KEY=VALUE as of ``gpuslice set``.
+        They count over what was set while the last scheduler ran.
     warn
         Called with what whoever started this should know.
 
@@ -94,6 +100,8 @@ def serve(
     """
 
     setup = continued(directory, setup)
+    settings = Settings(setup, defaults, prestart)
+    likely = after_all(settings, former_changes(directory))
     clock = ContinuedClock()
     remote = None if others is None else others.open(clock)
     listeners = _Listeners(setup.make_core())
@@ -114,24 +122,29 @@ def serve(
             late_observer=listeners.see,
             remote=remote,
         ) as scheduler,
-        device_locks.held(directory, setup.devices),
+        device_locks.held(directory, likely.setup.devices) as locks,
         event_log.kept_in(directory),
         _metrics(observer, core, setup, partial(reports.readings, remote), metrics_port),
         open_journal(directory, setup, accept_loss=accept_loss, warn=warn) as journal,
     ):
         listeners.journal = journal
+        settings = after_all(settings, changes_in(journal))
+        listeners.settings = control = Control(scheduler, settings, locks, kept.environ)
         _recover(scheduler, listeners, setup.make_core, clock, warn)
-        _add_housekeeping(scheduler, listeners, len(setup.devices), prestart)
+        control.recover()
+        _add_housekeeping(scheduler, listeners, control)
         scheduler.register(signalled, lambda: None)
-        overview = Overview(core, observer.job_history, policy=setup.policy, pid=os.getpid())
+        overview = Overview(core, observer.job_history, policy="", pid=os.getpid())
         overview.nodes = lambda: reports.nodes(core, remote)
         if remote is not None and remote.transfers is not None:
             overview.progress = remote.transfers.progress
         keeping = Keeping(scheduler, kept)
         socket = listeners.client_socket = ClientSocket(
-            scheduler, directory, journal, overview, tcp=tcp, defaults=defaults, keeping=keeping
+            scheduler, directory, journal, overview, tcp=tcp, keeping=keeping
         )
-        known = {"pid": os.getpid(), "devices": list(map(str, setup.devices)), "policy": setup.policy}
+        control.start(overview, socket, stated, warn)
+        held = control.present.setup
+        known = {"pid": os.getpid(), "devices": list(map(str, held.devices)), "policy": held.policy}
         event_log.tell(
             "started", "the scheduler can be used", details={**known, "endpoints": socket.endpoints}
         )
@@ -204,7 +217,7 @@ class _Listeners:
         The scheduler's.
     observer
         Keeps job histories, metrics and the log.
-    journal, client_socket, replicas, leftovers, deliveries
+    journal, client_socket, replicas, leftovers, deliveries, settings
         Set once they are there.
     """
 
@@ -216,6 +229,7 @@ class _Listeners:
         self.replicas: Replicas | None = None
         self.leftovers: Leftovers | None = None
         self.deliveries: Deliveries | None = None
+        self.settings: Control | None = None
 
     def record(self, event: Event, now: float, commands: Sequence[Command]) -> None:
         assert self.journal is not None
@@ -224,6 +238,8 @@ class _Listeners:
     def see(self, event: Event, now: float, commands: Sequence[Command]) -> None:
         self.observer.note(event, now, commands)
         self.observer.tell(event)
+        if self.settings is not None:
+            self.settings.see(event)
         if self.replicas is not None:
             self.replicas.see(event)
         if self.leftovers is not None:
@@ -258,15 +274,14 @@ def _recover(
         warn(_rejected_summary(replay))
 
 
-def _add_housekeeping(
-    scheduler: Scheduler, listeners: _Listeners, devices: int, prestart: int | None
-) -> None:
+def _add_housekeeping(scheduler: Scheduler, listeners: _Listeners, control: Control) -> None:
     """Add the tasks that are done while nobody waits."""
     assert listeners.journal is not None
 
     def limit_prestart() -> None:
-        present = listeners.core.allocation.prestart.limit
-        scheduler.limit_prestart(_affordable(devices, present) if prestart is None else prestart)
+        present, settings = listeners.core.allocation.prestart.limit, control.present
+        affordable = _affordable(len(settings.setup.devices), present)
+        scheduler.limit_prestart(affordable if settings.prestart is None else settings.prestart)
 
     metrics = listeners.observer.metrics
     looked = () if metrics is None else (metrics.waiting,)

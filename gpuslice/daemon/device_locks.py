@@ -73,8 +73,47 @@ class _Taken(NamedTuple):
         return f"process {self.holder.pid or 'unknown'} of user {_user_name(self.user)}{where}{on}"
 
 
+class Locks:
+    """The locks that the scheduler of ``directory`` has taken. ``devices`` end with it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._own = Holder(os.getpid(), os.path.realpath(directory), _host())
+        self._folder: int | None = None
+        self._taken: dict[DeviceName, ExitStack] = {}
+
+    def take(self, devices: Sequence[DeviceName]) -> None:
+        """Lock ``devices``, too: all, or none. Raise as ``held`` does."""
+        wanted = _by_key([device for device in devices if not device.node and device.kind != "null"])
+        if not wanted:
+            return
+        if self._folder is None:
+            self._folder = _open_directory(config.lock_directory())
+        new = {device: ExitStack() for device in wanted.values()}
+        try:
+            found = (_take(new[one], self._folder, key, one, self._own) for key, one in wanted.items())
+            if taken := [one for one in found if one is not None]:
+                raise _refusal(taken)
+        except BaseException:
+            for stack in new.values():
+                stack.close()
+            raise
+        self._taken |= new
+
+    def release(self, device: DeviceName) -> None:
+        """Let others have ``device``, if it was locked."""
+        if (stack := self._taken.pop(device, None)) is not None:
+            stack.close()
+
+    def close(self) -> None:
+        """Release all devices."""
+        for device in list(self._taken):
+            self.release(device)
+        if self._folder is not None:
+            os.close(self._folder)
+
+
 @contextmanager
-def held(directory: Path, devices: Sequence[DeviceName]) -> Iterator[None]:
+def held(directory: Path, devices: Sequence[DeviceName]) -> Iterator[Locks]:
     """Hold the locks of ``devices`` on this machine within the context, for the scheduler of ``directory``.
 
     Parameters
@@ -87,18 +126,12 @@ def held(directory: Path, devices: Sequence[DeviceName]) -> Iterator[None]:
     EnvironmentUnusableError
         If another scheduler has one of them, or the lock directory cannot be used.
     """
-    wanted = _by_key([device for device in devices if not device.node and device.kind != "null"])
-    if not wanted:
-        yield
-        return
-    with ExitStack() as locks:
-        folder = _open_directory(config.lock_directory())
-        locks.callback(os.close, folder)
-        own = Holder(os.getpid(), os.path.realpath(directory), _host())
-        taken = [found for key, device in wanted.items() if (found := _take(locks, folder, key, device, own))]
-        if taken:
-            raise _refusal(taken)
-        yield
+    locks = Locks(directory)
+    try:
+        locks.take(devices)
+        yield locks
+    finally:
+        locks.close()
 
 
 def _by_key(devices: Sequence[DeviceName]) -> dict[str, DeviceName]:

@@ -4,25 +4,49 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 
 import msgspec
 
 from gpuslice.daemon.scheduler_setup import Setup, read_setup
+from gpuslice.daemon.settings.present import IN_SETUP, fields_of
 from gpuslice.errors import ConfigError, GpusliceError
 from gpuslice.sched_core.journal.audit import audit
 from gpuslice.sched_core.journal.head import path_of
 from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError
 from gpuslice.sched_core.journal.repair import salvage
 from gpuslice.sched_core.journal.replay import Replay
-from gpuslice.sched_core.lifecycle.events import submitted
+from gpuslice.sched_core.lifecycle.events import SettingsChanged, submitted
 from gpuslice.sched_core.nodes import exit_record
 from gpuslice.sched_core.nodes.endpoint import next_past
 
 #: What SQLite keeps beside its file.
 _BESIDE = ("-wal", "-shm")
+
+
+def former_changes(directory: Path) -> list[SettingsChanged]:
+    """Return the changes of settings in the journal of ``directory``; none if it cannot be read."""
+    try:
+        with Journal(directory / FILE, read_only=True) as journal:
+            return changes_in(journal)
+    except GpusliceError:
+        return []
+
+
+def changes_in(journal: Journal) -> list[SettingsChanged]:
+    """Return the changes of settings in ``journal``."""
+    return [event for event, _ in journal.replay() if isinstance(event, SettingsChanged)]
+
+
+def _as_begun(former: Setup, setup: Setup, changes: Sequence[SettingsChanged]) -> Setup:
+    """Return ``setup``, but with the fields that ``changes`` changed as they were at first in ``former``.
+
+    What was changed while the scheduler ran holds until it is changed again. So it makes no difference.
+    """
+    changed = {name for event in changes for name in fields_of(event) if name in IN_SETUP}
+    return replace(setup, **{name: getattr(former, name) for name in changed})
 
 
 def open_journal(directory: Path, setup: Setup, *, accept_loss: bool, warn: Callable[[str], None]) -> Journal:
@@ -58,16 +82,22 @@ def open_journal(directory: Path, setup: Setup, *, accept_loss: bool, warn: Call
 
 
 def continued(directory: Path, setup: Setup) -> Setup:
-    """Return ``setup``, but with the last scheduler's device memory if its jobs have not ended.
+    """Return ``setup``, but what the last scheduler's journal begins with if this one is to go on with it.
+
+    That has another device memory if jobs have not ended.
 
     What kernel and driver say of it changes with their versions, and jobs were accepted by what they said.
     """
     try:
         with Journal(directory / FILE, read_only=True) as journal:
             former = _former(journal)
-            if former is None or former == setup or _differences(former, setup) != ["device_memory_bytes"]:
+            if former is None:
                 return setup
-            return former if _unfinished(journal, former) else setup
+            changes = changes_in(journal)
+            differences = _differences(former, _as_begun(former, setup, changes))
+            if differences == ["device_memory_bytes"]:
+                return former if changes or _unfinished(journal, former) else setup
+            return setup if differences else former
     except GpusliceError:
         return setup  # there is no journal, or `open_journal` will say what is wrong
 

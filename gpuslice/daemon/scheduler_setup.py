@@ -6,7 +6,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,6 +128,7 @@ class Setup:
             quotas=self.quotas,
             device_memory_bytes=self.device_memory_bytes,
             sockets=self.sockets,
+            make_policy=lambda name, options: replace(self, policy=name, options=options).make_policy(),
         )
 
     def environ(self) -> dict[str, str]:
@@ -277,13 +278,30 @@ def options(
     if placement:
         found["placement"] = placement
     if policy == "chronus":
-        return _leases(found, 60.0 if quantum_s is None else quantum_s)
+        return _leases(found, default_quantum_s(policy) if quantum_s is None else quantum_s)
     takes = [key for key in _QUANTA if key in policy_options(policy)]
     for key in takes:
-        found.setdefault(key, str(2.0 if quantum_s is None else quantum_s))
+        found.setdefault(key, str(default_quantum_s(policy) if quantum_s is None else quantum_s))
     if quantum_s is not None and not takes:
         raise UsageError(f"policy {policy} has no quantum", "leave out --quantum; see --set")
     return found
+
+
+def quantum_of(policy: str, given: Mapping[str, str]) -> float | None:
+    """Return the quantum in the options that ``options`` has returned for ``policy``. None: it has none."""
+    keys = ("best_effort_lease_s",) if policy == "chronus" else _QUANTA
+    found = [given[key] for key in keys if key in given]
+    return float(found[0]) if found else None
+
+
+def default_quantum_s(policy: str) -> float:
+    """Return the quantum of ``policy``, if it has one, without ``--quantum``."""
+    return 60.0 if policy == "chronus" else 2.0
+
+
+def has_quantum(policy: str) -> bool:
+    """Return True if ``policy`` takes ``--quantum``."""
+    return policy == "chronus" or not set(_QUANTA).isdisjoint(policy_options(policy))
 
 
 def _gandiva_packs(given: Mapping[str, str]) -> bool:

@@ -62,7 +62,8 @@ class StoppedScheduler:
         """Return the jobs as they stood after the last event, as `Client.status` does. ``pid`` is 0."""
         self._advance()
         core = self._replay.core
-        overview = Overview(core, self._observer.job_history, policy=self._replay.setup.policy, pid=0)
+        policy = core.allocation.planning.policy
+        overview = Overview(core, self._observer.job_history, policy=policy, pid=0)
         status = overview.status(0, self._last_s, fold=fold)
         jobs = list(status.jobs)
         while len(jobs) < status.job_count:

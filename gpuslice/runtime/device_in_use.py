@@ -112,7 +112,9 @@ def open_target(name: DeviceName | None, home: Device, cpu_slots: int) -> Device
     if name is None or name == home.name:
         return None
     try:
-        return open_device(name, cpu_slots=cpu_slots)
+        # The slot may have been added to the scheduler's devices since this process was started.
+        slots = max(cpu_slots, (name.index or 0) + 1) if cpu_slots else 0
+        return open_device(name, cpu_slots=slots)
     except EnvironmentUnusableError as error:
         raise SuspendRefusedError(error.message, error.remedy) from error
 

@@ -52,6 +52,11 @@ class OpenDevices:
             if job.closed:
                 self._keep_off(job, now)
 
+    def could_not_run_without(self, devices: frozenset[int], left: int) -> Gang | None:
+        """Return a job that could not run if ``devices`` went and so many were ``left``; None: all could."""
+        jobs = [job for job in self._state.jobs.values() if not job.state.ended]
+        return next((job for job in jobs if job.least > left or _is_bound(job, devices)), None)
+
     def _keep_off(self, job: Gang, now: float) -> None:
         """Take from ``job`` whatever it has to do with devices that are closed to it."""
         if not job.may_have(job.requested_devices):
@@ -68,8 +73,7 @@ class OpenDevices:
     def _is_shut_out(self, job: Gang, closed: frozenset[int]) -> bool:
         """Return True if ``job`` needs one of the ``closed`` devices, whatever else is free."""
         nodes = self._state.nodes
-        # A trial that was broken off goes on where it was.
-        if (job.bound or (job.width and not job.tried)) and not closed.isdisjoint(job.lease or job.home):
+        if _is_bound(job, closed):
             return True
         left = Counter(
             nodes.whole.node_of[device]
@@ -83,3 +87,9 @@ class OpenDevices:
             needed = Counter(job.nodes[: job.least])
             return any(left[node] < count for node, count in needed.items())
         return left.total() < job.least
+
+
+def _is_bound(job: Gang, devices: frozenset[int]) -> bool:
+    """Return True if ``job`` can go on only on one of ``devices``."""
+    # A trial that was broken off goes on where it was.
+    return (job.bound or bool(job.width and not job.tried)) and not devices.isdisjoint(job.lease or job.home)

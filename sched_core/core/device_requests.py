@@ -108,7 +108,7 @@ def _devices(state: State, names: Sequence[str]) -> tuple[int, ...]:
     UsageError
         If one is no device, or none is named.
     """
-    numbers = {str(device): number for number, device in enumerate(state.devices)}
+    numbers = {str(state.devices[number]): number for number in state.present}
     for name in names:
         if name not in numbers:
             raise UsageError(f"there is no device {name!r} here", f"choose of {', '.join(numbers)}")

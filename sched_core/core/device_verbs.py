@@ -83,6 +83,7 @@ def device_info(state: State, device: int) -> verbs.DeviceInfo:
         reserved_for=None if present is None else present.tenant,
         reserved_until_unix_s=None if present is None else present.end_unix_s,
         used_by=closed.users.get(device, ()),
+        removed=device in closed.removed,
     )
 
 
@@ -98,16 +99,17 @@ def _info(state: State, one: Reservation) -> verbs.ReservationInfo:
 
 
 def _all(state: State) -> tuple[str, ...]:
-    return tuple(map(str, state.devices))
+    return tuple(str(state.devices[device]) for device in state.present)
 
 
 def _names(state: State, words: Sequence[str]) -> tuple[str, ...]:
     """Return the names of devices that ``words`` stand for: devices, or nodes with all of their devices."""
+    there = [state.devices[device] for device in state.present]
     found: dict[str, None] = {}
     for word in words:
-        on_node = [str(one) for one in state.devices if (one.node or _HERE) == word]
+        on_node = [str(one) for one in there if (one.node or _HERE) == word]
         if not on_node and word not in _all(state):
-            nodes = dict.fromkeys(one.node or _HERE for one in state.devices)
+            nodes = dict.fromkeys(one.node or _HERE for one in there)
             raise UsageError(
                 f"there is no device and no node {word!r} here",
                 f"choose of {', '.join(_all(state))}, or of the nodes {', '.join(nodes)}",

@@ -36,12 +36,13 @@ def check_submission(state: State, allocation: Allocation, spec: JobSpec) -> Non
     UsageError
         If the job asks for more than there is; the message names both.
     """
-    if not 1 <= spec.devices <= spec.ranks <= len(state.devices):
+    there = [device for number, device in enumerate(state.devices) if number not in state.closed.removed]
+    if not 1 <= spec.devices <= spec.ranks <= len(there):
         raise UsageError(
-            f"job {spec.id} asks for {spec.ranks} devices of {len(state.devices)}",
+            f"job {spec.id} asks for {spec.ranks} devices of {len(there)}",
             "ask for as many as there are",
         )
-    largest = max(Counter(device.node for device in state.devices).values())
+    largest = max(Counter(device.node for device in there).values())
     if spec.elastic and spec.ranks > largest:
         raise UsageError(
             f"job {spec.id} may have up to {spec.ranks} devices, all on one node; the largest has {largest}",
@@ -212,7 +213,7 @@ def keep(state: State, event: Kept, now: float) -> None:
 
 
 def _device(state: State, name: str) -> int:
-    for number, device in enumerate(state.devices):
-        if str(device) == name:
-            return number
-    raise UsageError(f"there is no device {name!r} here", f"choose of {', '.join(map(str, state.devices))}")
+    names = {str(state.devices[number]): number for number in state.present}
+    if name not in names:
+        raise UsageError(f"there is no device {name!r} here", f"choose of {', '.join(names)}")
+    return names[name]

@@ -75,6 +75,7 @@ class ClosedDevices:
         self._users: dict[int, tuple[DeviceUser, ...]] = {}
         #: The devices with users that jobs must leave, too.
         self._left: set[int] = set()
+        self._removed: frozenset[int] = frozenset()
         self._reserved: dict[str, Reservation] = {}
         #: How many reservations there ever were.
         self._made = 0
@@ -84,7 +85,7 @@ class ClosedDevices:
     @property
     def any(self) -> bool:
         """True if a device is closed to some job now."""
-        return bool(self._paused or self._drained or self._present or self._users)
+        return bool(self._paused or self._drained or self._present or self._users or self._removed)
 
     @property
     def planned(self) -> bool:
@@ -97,9 +98,14 @@ class ClosedDevices:
         return MappingProxyType(self._paused)
 
     @property
+    def removed(self) -> frozenset[int]:
+        """The devices that the scheduler is to have no more."""
+        return self._removed
+
+    @property
     def shut(self) -> frozenset[int]:
         """The devices that no job may have now."""
-        return frozenset({*self._paused, *self._left})
+        return self._removed.union(self._paused, self._left)
 
     @property
     def users(self) -> Mapping[int, tuple[DeviceUser, ...]]:
@@ -125,7 +131,7 @@ class ClosedDevices:
     def endless(self) -> frozenset[int]:
         """The devices that stay closed, to some jobs at least, until somebody opens them."""
         paused = (one for one, end_s in self._paused.items() if end_s == inf)
-        return frozenset({*self._drained, *self._users, *paused})
+        return self._removed.union(self._drained, self._users, paused)
 
     @property
     def made(self) -> int:
@@ -156,6 +162,17 @@ class ClosedDevices:
         return now + self._ahead_s
 
     # What people ask for.
+
+    def grow(self, names: Iterable[DeviceName]) -> None:
+        """Have further devices at the end."""
+        self._names += tuple(map(str, names))
+
+    def remove(self, devices: Iterable[int]) -> None:
+        """Close ``devices`` for good, and open others that were removed. Pauses and drains of these end."""
+        self._removed = frozenset(devices)
+        self._drained -= self._removed
+        for device in self._removed.intersection(self._paused):
+            del self._paused[device]
 
     def pause(self, devices: Iterable[int], until_unix_s: float) -> None:
         """Close ``devices`` to all jobs until then. An earlier pause of them is replaced."""
@@ -280,6 +297,8 @@ class ClosedDevices:
     def reason(self, job: Tenant, device: int, now: float) -> str:
         """Return in words why ``job`` may not have ``device``, such as ``cuda:1 is paused until 14:00``."""
         name, now_unix_s = self._names[device], self.unix_s(now)
+        if device in self._removed:
+            return f"{name} was removed (`gpuslice set devices=...` brings it back)"
         if (end_s := self._paused.get(device)) is not None:
             until = f" until {at(end_s, now_unix_s)}" if end_s < inf else f" (`gpuslice unpause {name}`)"
             return f"{name} is paused{until}"

@@ -16,6 +16,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Plain,
     PortFound,
     Reported,
+    SettingsChanged,
     Submitted,
     TakenOver,
     Woken,
@@ -77,6 +78,10 @@ def _info(number: int, at_s: float, unix_s: float | None, event: Event) -> Event
         details["jobs"] = len(event.points)
     if isinstance(event, TakenOver):
         details["jobs"] = len(event.kept.jobs)
+    if isinstance(event, SettingsChanged):
+        details = {name: value for name, value in details.items() if value is not None}
+        details |= {f"{event.policy}.{name}": text for name, text in (event.options or {}).items()}
+        details |= {f"quota {tenant}": most for tenant, most in (event.quotas or {}).items()}
     if isinstance(event, Kept):
         details["step"] = event.keep.value if event.keep else "over"
     if isinstance(devices := getattr(event, "devices", None), tuple):

@@ -344,12 +344,22 @@ class SettingsChanged(msgspec.Struct, frozen=True, tag="settings_changed"):
         All quotas: how many devices the jobs of a tenant may ask for together.
     switch_share
         The part of the time that switching may take.
+    prestart
+        How many jobs are started before their turn.
+    grace_s, wait_for_node_s
+        The times of jobs that are submitted without them from now on.
+    devices
+        The names of all devices.
     """
 
     policy: Word | None = None
     options: dict[Word, Word] | None = None
     quotas: dict[Label, Count] | None = None
     switch_share: Seconds | None = None
+    prestart: Count | None = None
+    grace_s: Seconds | None = None
+    wait_for_node_s: Seconds | None = None
+    devices: tuple[Label, ...] | None = None
 
 
 #: The requests of a job's owner.

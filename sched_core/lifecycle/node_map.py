@@ -33,7 +33,7 @@ class NodeMap:
     """
 
     def __init__(self, devices: Sequence[DeviceName], sockets: int = 1, *, spread: bool = False) -> None:
-        self.spread = spread
+        self.spread, self._sockets = spread, sockets
         self.whole = self.cluster = _cluster(devices, sockets)
         self._names = tuple(devices[self.whole.on(node)[0]].node if devices else "" for node in self.numbers)
         #: The nodes that do not answer, and since when; those of them whose lease has run out.
@@ -103,6 +103,11 @@ class NodeMap:
         self._lost.discard(number)
         self._change_cluster()
         return number
+
+    def grow(self, devices: Sequence[DeviceName]) -> None:
+        """Have further devices at the end: ``devices`` are all. There is one node."""
+        self.whole = _cluster(devices, self._sockets)
+        self._change_cluster()
 
     def pause(self, devices: Collection[int]) -> None:
         """Set the devices that no job may have, whatever their node does."""

@@ -95,6 +95,20 @@ class State:
             )
         return job
 
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The devices that were not removed, or that jobs still have to leave."""
+        removed = self.closed.removed
+        return tuple(device for device, on in enumerate(self.occupants) if on or device not in removed)
+
+    def add_devices(self, names: Sequence[DeviceName]) -> None:
+        """Have further devices from now on, at the end of the only node."""
+        self.devices = self.switch_costs.devices = (*self.devices, *names)
+        self.nodes.grow(self.devices)
+        self.ledger.grow(len(names))
+        self.closed.grow(names)
+        self.occupants += [{} for _ in names]
+
     # Commands.
 
     def order(self, command: Command) -> None:

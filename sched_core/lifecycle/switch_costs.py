@@ -29,8 +29,8 @@ class SwitchCosts:
 
     Attributes
     ----------
-    share
-        As above; it may be changed.
+    share, devices
+        As above; they may be changed.
     relocations
         The costs of moves to other nodes.
     """
@@ -38,7 +38,7 @@ class SwitchCosts:
     def __init__(self, share: float, devices: Sequence[DeviceName] = ()) -> None:
         self.relocations = RelocationCosts()
         self.share = share
-        self._devices = devices
+        self.devices = devices
         self._costs = CostModel()
         #: The state that each rank moved at its last suspend, by job. Only of jobs that have not ended.
         self._states: dict[str, dict[int, State]] = {}
@@ -95,7 +95,7 @@ class SwitchCosts:
 
     def _nodes(self, devices: Sequence[int]) -> tuple[str, ...]:
         """Return the node of each of ``devices``."""
-        return tuple(self._devices[device].node for device in devices if device < len(self._devices))
+        return tuple(self.devices[device].node for device in devices if device < len(self.devices))
 
     def _largest(self) -> State:
         """Return the largest state that any rank moves."""
@@ -185,6 +185,6 @@ class SwitchCosts:
 
     def _name(self, devices: Sequence[int], rank: int) -> str:
         """Return the name of the device of ``rank``; empty if that is not known."""
-        if rank < len(devices) and devices[rank] < len(self._devices):
-            return str(self._devices[devices[rank]])
+        if rank < len(devices) and devices[rank] < len(self.devices):
+            return str(self.devices[devices[rank]])
         return ""

@@ -299,7 +299,7 @@ class Blockers:
     def _usable(self) -> list[int]:
         """The devices of nodes that are not lost."""
         lost = self._core.state.nodes.silent_since_s
-        return [device for device in range(len(self._core.devices)) if self._node(device) not in lost]
+        return [device for device in self._core.state.present if self._node(device) not in lost]
 
     @cached_property
     def _device_names(self) -> tuple[str, ...]:

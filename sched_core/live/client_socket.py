@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -67,6 +67,8 @@ from gpuslice.verbs import (
     Requeue,
     Reserve,
     Resume,
+    Set,
+    Settings,
     Status,
     Submit,
     SubmitArray,
@@ -94,6 +96,10 @@ _UNLESS = "give it more time, or leave out --guaranteed"
 #: A client that has asked: the socket, and the client's identity there.
 _Requester = tuple[zmq.Socket[bytes], bytes]
 _log = logging.getLogger(__name__)
+
+
+def _no_settings(words: Sequence[str]) -> Settings:
+    raise UsageError("this scheduler has no settings that can be changed", "start another one")
 
 
 class ClientSocket:
@@ -128,11 +134,13 @@ class ClientSocket:
         defaults: JobDefaults = DEFAULTS,
         keeping: Keeping | None = None,
     ) -> None:
-        self._defaults, self._keeping = defaults, keeping
+        self.defaults, self._keeping = defaults, keeping
         self._scheduler = scheduler
         self._journal = journal
         #: Called before a job is moved; raises if the move is known to be impossible.
         self.admit_move: Callable[[Moved], object] = lambda request: None
+        #: Changes settings and returns all. Replaced if they can be changed.
+        self.change_settings: Callable[[Sequence[str]], Settings] = _no_settings
         self._overview = overview
         self._sockets = [bind(scheduler.context, f"ipc://{directory / CLIENT_SOCKET}")]
         #: The clients that wait for the end of a job, by job, and when each asked last, in this order.
@@ -246,6 +254,8 @@ class ClientSocket:
                 return self._changed(
                     Adjusted(request.job, request.weight, request.priority, request.time_limit_s)
                 )
+            case Set():
+                return self.change_settings(request.settings)
             case Requeue():
                 self._known(request.job)
                 return self._changed(Requeued(request.job, request.fresh))
@@ -308,13 +318,13 @@ class ClientSocket:
     def _submit(self, request: Submit) -> Accepted:
         self._check(request)
         name = self._free_name(request)
-        spec = make_spec(request, name, self._scheduler.now(), self._defaults)
+        spec = make_spec(request, name, self._scheduler.now(), self.defaults)
         self._scheduler.submit(spec, Program(request.argv, request.directory, dict(request.environ or {})))
         return Accepted(job=name)
 
     def _submit_array(self, request: SubmitArray) -> AcceptedArray:
         self._check(request)
-        event = make_array(request, self._free_name(request), self._scheduler.now(), self._defaults)
+        event = make_array(request, self._free_name(request), self._scheduler.now(), self.defaults)
         for point in event.points:
             self._check_free(point.id)
         self._scheduler.submit_array(event)

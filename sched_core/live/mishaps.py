@@ -5,6 +5,8 @@ Repeated ones are reported, and tried again, ever less often.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpuslice.sched_core.back_off import BackOff
 from gpuslice.sched_core.lifecycle.events import Event, Noted, job_of, named
 
@@ -51,10 +53,10 @@ class SlowDecisions:
     Parameters
     ----------
     policy
-        The name of the policy, whose code takes most of that time.
+        Returns the name of the policy, whose code takes most of that time.
     """
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: Callable[[], str]) -> None:
         self._policy = policy
         self._pause = BackOff(_SLOW_FIRST_S, _SLOW_MOST_S)
 
@@ -63,9 +65,8 @@ class SlowDecisions:
         if took_s < SLOW_S or self._pause.pauses(now):
             return None
         self._pause.failed(now)
-        return Noted(
-            "slow_decision", "", {"policy": self._policy, "event": named(event), "took_s": round(took_s, 3)}
-        )
+        details = {"policy": self._policy(), "event": named(event), "took_s": round(took_s, 3)}
+        return Noted("slow_decision", "", details)
 
 
 def _key(event: Event) -> tuple[str, str]:

@@ -12,7 +12,6 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -43,6 +42,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Noted,
     Notice,
     OwnerRequest,
+    SettingsChanged,
     Submitted,
     Tell,
     WakeAt,
@@ -156,13 +156,16 @@ class Scheduler:
         self.time_of_day = TimeOfDay(core, self.now, self._occur, unix_s)
         self._meter = ThroughputMeter(core)
         self._rejections = Rejections()
-        self._slow_decisions = SlowDecisions(core.allocation.planning.policy)
+        self._slow_decisions = SlowDecisions(lambda: core.allocation.planning.policy)
         self._wake_s: float | None = None
         private_directory(directory, option="--state-dir", parents=True, by_link=True)
         self._lock = lock(directory / LOCK)
         self.context = zmq.Context()
         self._poller = zmq.Poller()
-        environ_of = partial(job_environ, environ or {}, tenant_ramdisk or {}, core.devices)
+
+        def environ_of(spec: JobSpec, ranks: int, program: Program) -> dict[str, str]:
+            return job_environ(environ or {}, tenant_ramdisk or {}, core.devices, spec, ranks, program)
+
         self._processes = JobProcesses(core, self._occur, environ_of)
         self._ranks = RankSessions(
             self._processes.send, self._handle, self._processes.greeted, self._processes_of
@@ -246,7 +249,7 @@ class Scheduler:
         if self.core.allocation.prestart.limit != jobs and self.now() >= self._rejections.again_s(event):
             self._occur(event)
 
-    def apply_request(self, request: OwnerRequest | DeviceRequest | Kept) -> None:
+    def apply_request(self, request: OwnerRequest | DeviceRequest | SettingsChanged | Kept) -> None:
         """Carry out what the owner of a job, or of the scheduler, requests."""
         self._handle(request)
 

@@ -46,13 +46,13 @@ class Overview:
     core, job_history
         The sources of the status.
     policy, pid
-        The name of the policy, and the scheduler's process id.
+        The name of the policy, which may change, and the scheduler's process id.
     """
 
     def __init__(self, core: Core, job_history: JobHistory, *, policy: str, pid: int) -> None:
         self._core = core
         self._job_history = job_history
-        self._about = (policy, pid)
+        self.policy, self._pid = policy, pid
         #: Returns the nodes.
         self.nodes: Callable[[], tuple[NodeInfo, ...]] = tuple
         #: Returns how far the transfer of a job's state has come; see ``Blockers``.
@@ -65,14 +65,13 @@ class Overview:
 
         With ``fold`` the jobs of arrays do not count.
         """
-        policy, pid = self._about
         state = self._core.state
         jobs = [job for job in self._core.jobs.values() if not (fold and job.spec.array)]
         return SchedulerStatus(
-            pid=pid,
-            policy=policy,
+            pid=self._pid,
+            policy=self.policy,
             now_s=now_s,
-            devices=tuple(device_info(state, device) for device in range(len(state.devices))),
+            devices=tuple(device_info(state, device) for device in state.present),
             jobs=tuple(self._some(jobs[after : after + JOBS_AT_ONCE], now_s)),
             job_count=len(jobs),
             endpoints=endpoints,

@@ -95,6 +95,7 @@ def requests(job: str) -> list[verbs.Request]:
         verbs.Resume(job=job),
         verbs.Requeue(job=job, fresh=True),
         verbs.Adjust(job=job, weight=2.0, priority=1, time_limit_s=1e6),
+        verbs.Set(settings=("grace=5s",)),
         verbs.Migrate(job=job, devices=("null:0",)),
         verbs.Weight(job=job, weight=2.0),
         verbs.Pause(devices=("null:0",), for_s=1.0),

@@ -31,6 +31,7 @@ REQUESTS = [
     verbs.Resume(job="a"),
     verbs.Requeue(job="a", fresh=True),
     verbs.Adjust(job="a", weight=2.0, priority=-1, time_limit_s=9.0),
+    verbs.Set(settings=("policy=las", "quantum=2s")),
     verbs.Migrate(job="a", devices=("cpu:1",)),
     verbs.Weight(job="a", weight=2.0),
     verbs.Pause(devices=("cpu:1",), for_s=7200.0),

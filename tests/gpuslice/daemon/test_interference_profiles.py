@@ -6,7 +6,8 @@ import os
 import sys
 from math import exp
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -137,7 +138,9 @@ def test_a_live_scheduler_weighs_them_against_what_it_measures(
     measured = pair(members=names, normalized=[0.9, 0.9], error=[None, None])
     setups: list[Setup] = []
     monkeypatch.setattr(daemon, "serve", lambda directory, setup, ready, **rest: setups.append(setup))
+    nothing_stated = SimpleNamespace(get_parameter_source=lambda name: None)
     command(
+        cast(Any, nothing_stated),
         devices="null:1",
         quantum="500ms",
         switch_share=0.0,

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuslice.daemon.journal_recovery import continued, open_journal
+from gpuslice.daemon.journal_recovery import continued, former_changes, open_journal
 from gpuslice.daemon.replay import JournalReplay
 from gpuslice.daemon.scheduler_setup import Setup
 from gpuslice.errors import ConfigError, EnvironmentUnusableError
 from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError
-from gpuslice.sched_core.lifecycle.events import Cancelled, Exited, Reported, Submitted
+from gpuslice.sched_core.lifecycle.events import Cancelled, Exited, Reported, SettingsChanged, Submitted
 from gpuslice.sched_core.nodes import exit_record
 from gpuslice.types import DeviceName
 
@@ -168,3 +168,19 @@ def test_a_journal_of_another_core_is_set_aside_once_its_jobs_have_ended(of_anot
         journal.append(Exited("a", -15), 4.0, quiet=False)
     open_journal(of_another_core, SETUP, accept_loss=False, warn=refuse_to_warn).close()
     assert (of_another_core / "past-1" / FILE).exists()
+
+
+def test_what_was_changed_while_it_ran_is_no_difference(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    wanted = replace(SETUP, policy="fifo", switch_share=0.5)
+    with open_journal(tmp_path, SETUP, accept_loss=False, warn=refuse_to_warn) as journal:
+        journal.append(Submitted(JobSpec(id="a", submit_s=0.0), Program(("true",), "/")), 1.0, quiet=False)
+        assert former_changes(tmp_path) == []
+        assert continued(tmp_path, wanted) == wanted
+        change = SettingsChanged("las", {"quantum_s": "3"})
+        journal.append(change, 2.0, quiet=False)
+    assert former_changes(tmp_path) == [change]
+    assert continued(tmp_path, replace(SETUP, policy="fifo", device_memory_bytes=9)) == SETUP
+    assert continued(tmp_path, wanted) == wanted, "the switch share was not changed"
+    with pytest.raises(ConfigError, match=r"what differs is: .*switch_share"):
+        open_journal(tmp_path, wanted, accept_loss=False, warn=refuse_to_warn)

@@ -1,0 +1,1 @@
+"""The settings of a running scheduler: what ``gpuslice up`` gave it, and what ``gpuslice set`` changed."""
