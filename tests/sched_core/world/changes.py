@@ -1,4 +1,4 @@
-"""Settings that change in a world: the policy, its options, quotas and the switch share."""
+"""Settings that change in a world: the policy, its options, quotas, the switch share and the devices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,23 @@ def with_changes(scenario: Scenario) -> Scenario:
             draws.choice([0.0, 0.03, 0.5], *key, "share") if "switch share" in chosen else None,
         )
         found.append(Change(when_s, event))
+    if scenario.nodes == ("",) and not scenario.windows:
+        found += _of_devices(draws, scenario)
     return replace(scenario, changes=tuple(sorted(found, key=lambda change: change.when_s)))
+
+
+def _of_devices(draws: Draws, scenario: Scenario) -> list[Change]:
+    """Return changes of devices, enough for each job. In the end there are the first ones again."""
+    names = [str(device) for device in scenario.devices]
+    least = max(plan.spec.ranks for plan in scenario.jobs)
+    there = [*names, *(f"null:{len(names) + number}" for number in range(2))]
+    found = [Change(CALM_S - 1.0, SettingsChanged(devices=tuple(names)))]
+    for number in range(draws.number(0, 4, "changes of devices")):
+        key = ("devices", number)
+        count = draws.number(least, len(there), *key, "count")
+        event = SettingsChanged(devices=tuple(draws.sample(there, count, *key)))
+        found.append(Change(draws.between(1.0, CALM_S - 2.0, *key, "when"), event))
+    return found
 
 
 def _options(draws: Draws, policy: str, *key: object) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from gpuslice.sched_core.lifecycle.events import Drained, Event, Paused, Reserved, Undrained
@@ -77,10 +78,17 @@ class Closed:
         self._windows: list[tuple[Window, float]] = []
         self._granted_s: dict[tuple[str, int], float] = {}
         self._leases: dict[str, dict[int, set[str]]] = defaultdict(dict)
+        self._gone: Window | None = None
 
     def begins(self, window: Window) -> None:
         """The scheduler has accepted ``window``."""
         self._windows.append((window, self._loop.now_s))
+
+    def removed(self, devices: tuple[str, ...]) -> None:
+        """The scheduler has accepted that it is to have all devices but these, until it has others."""
+        self._windows = [one for one in self._windows if one[0] is not self._gone]
+        self._gone = Window(self._loop.now_s, inf, "pause", devices, "")
+        self.begins(self._gone)
 
     def granted(self, job: str, epoch: int) -> None:
         """A rank of ``job`` was told to come, with that lease."""

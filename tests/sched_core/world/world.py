@@ -79,6 +79,8 @@ class World:
         self._journal = Journal()
         self._transfers: dict[str, int] = {}
         self._held: set[str] = set()
+        #: All devices that there ever were.
+        self._devices = set(map(str, scenario.devices))
         self._submitted: list[str] = []
         self.outcomes: dict[str, Outcome] = {}
         self.makespan_s = 0.0
@@ -239,8 +241,12 @@ class World:
 
     def _change(self, change: Change) -> None:
         """Change settings, if that is possible for the jobs that there are."""
-        if self._asked(change.event):
-            self.ground.record.note("", 0, "settings changed", change.event)
+        if not self._asked(change.event):
+            return
+        self.ground.record.note("", 0, "settings changed", change.event)
+        if (devices := change.event.devices) is not None:
+            self._devices |= {*devices}
+            self.safety.closed.removed(tuple(self._devices - {*devices}))
 
     def _asked(self, event: Event) -> bool:
         """Ask for something about devices, or for other settings. Return False if that is impossible now."""
