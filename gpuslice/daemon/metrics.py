@@ -19,7 +19,15 @@ from gpuslice.daemon.node_reports import Reading
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.lifecycle.events import Event, NodeFound, NodeLost, Noted, Reported, submitted
+from gpuslice.sched_core.lifecycle.events import (
+    Event,
+    NodeFound,
+    NodeLost,
+    Noted,
+    Reported,
+    SettingsChanged,
+    submitted,
+)
 from gpuslice.sched_core.live.job_history import JobHistory, Phase
 from gpuslice.version import __version__
 from gpuslice.wire import Resumed, Suspended
@@ -88,8 +96,9 @@ class Metrics:
         #: Steps, service, switches and blackout of each job that are counted already.
         self._counted: dict[str, tuple[int, float, int, float]] = {}
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        build = Gauge("gpuslice_build_info", "Version and policy.", ["version", "policy"], registry=registry)
-        build.labels(__version__, policy).set(1)
+        about = ["version", "policy"]
+        self._build = Gauge("gpuslice_build_info", "Version and policy.", about, registry=registry)
+        self._build.labels(__version__, policy).set(1)
         self._jobs = Gauge("gpuslice_queue_jobs", "Jobs by state.", ["state"], registry=registry)
         for state in JobState:
             self._jobs.labels(state.value).set(0)
@@ -161,6 +170,8 @@ class Metrics:
             self._job(event.job, now)
         elif isinstance(event, Noted) and event.what == "deadline_missed":
             self._missed.inc()
+        elif isinstance(event, SettingsChanged):
+            self._change_settings(event)
         elif isinstance(event, NodeLost | NodeFound):
             self._up[event.node].set(isinstance(event, NodeFound))
         for phase in ended:
@@ -180,6 +191,13 @@ class Metrics:
             return _OTHERS
         self._users.add(tenant)
         return tenant
+
+    def _change_settings(self, event: SettingsChanged) -> None:
+        if event.policy is not None:
+            self._build.clear()
+            self._build.labels(__version__, event.policy).set(1)
+        for name in event.devices or ():
+            self._on.labels(name)
 
     def _change(self, phase: Phase, now: float) -> None:
         present = self._job_history.accounts[phase.job].phase

@@ -14,9 +14,18 @@ from gpuslice.daemon.node_reports import Reading
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.lifecycle.events import Cancelled, Exited, Noted, RankGone, Requeued, Submitted
+from gpuslice.sched_core.lifecycle.events import (
+    Cancelled,
+    Exited,
+    Noted,
+    RankGone,
+    Requeued,
+    SettingsChanged,
+    Submitted,
+)
 from gpuslice.sched_core.live.job_history import JobHistory
 from gpuslice.sched_core.live.wait_notes import WaitNotes
+from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.policies.rr import RoundRobin
 
 from ...patience import PATIENCE_S
@@ -176,3 +185,17 @@ def test_what_is_known_of_the_nodes_is_read_when_it_is_asked_for() -> None:
     assert value(found, "gpuslice_node_clock_difference_seconds", {"node": "b"}) == -1.5
     known.pop()
     assert value(found, "gpuslice_node_ramdisk_free_bytes", {"node": "b"}) is None
+
+
+def test_they_follow_the_settings() -> None:
+    driver = Driver(make_policy=make_policy)
+    driver.do(SettingsChanged("las", {}, devices=("null:0", "null:4")))
+    core = Core(devices(1), RoundRobin(quantum_s=QUANTUM_S), make_policy=make_policy)
+    job_history = JobHistory(core)
+    found = metrics.Metrics(core, job_history, "rr")
+    for event, now in driver.journal:
+        found.note(event, now, job_history.note(event, now, core.handle(event, now)))
+    version = metrics.__version__
+    assert value(found, "gpuslice_build_info", {"version": version, "policy": "las"}) == 1
+    assert value(found, "gpuslice_build_info", {"version": version, "policy": "rr"}) is None
+    assert value(found, "gpuslice_device_jobs", {"device": "null:4"}) == 0
