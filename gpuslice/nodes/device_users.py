@@ -63,6 +63,13 @@ class UserLook:
         """The devices that are looked at."""
         return self._devices
 
+    def use(self, devices: Sequence[str]) -> None:
+        """Look at the GPUs among ``devices`` from now on. Those of before must be among them."""
+        gpus = [device for device in devices if DeviceName.parse(device).kind == "cuda"]
+        if gpus != self._devices:
+            self._read = _nvml_reader(gpus)
+            self._devices = gpus
+
     def look(self) -> Users:
         """Return who uses each device that is used by others."""
         found, seen_s = dict[str, tuple[DeviceUser, ...]](), dict[tuple[str, int, float], float]()

@@ -184,8 +184,11 @@ class ForeignUse:
 @contextmanager
 def watched(scheduler: Scheduler, directory: Path, use: ForeignUse) -> Iterator[None]:
     """Look at this machine's devices within the context, and tell ``use`` what is found."""
-    names = [str(device) for device in scheduler.core.devices if not device.node]
-    look = UserLook(names, directory)
+
+    def names() -> list[str]:
+        return [str(device) for device in scheduler.core.devices if not device.node]
+
+    look = UserLook(names(), directory)
     watch = UserWatch(look)
     use.take("", watch.users)  # before any job begins
     if not look.devices:
@@ -195,6 +198,7 @@ def watched(scheduler: Scheduler, directory: Path, use: ForeignUse) -> Iterator[
 
     def take() -> None:
         os.eventfd_read(looked)
+        look.use(names())  # some may have been added
         use.take("", watch.users)
 
     scheduler.register(looked, take)

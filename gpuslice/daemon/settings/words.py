@@ -122,8 +122,12 @@ def _devices(values: Sequence[str], present: Settings) -> dict[str, object]:
             f"devices cannot be changed under --sockets {setup.sockets}", "pause devices: `gpuslice pause`"
         )
     wanted = parse_devices(values[-1])
-    if any(device.kind != "null" for device in wanted) is not setup.has_state:
-        raise UsageError("null devices and others cannot be mixed", "name devices of one kind")
+    kinds = {device.kind for device in setup.devices}
+    if other := next((device for device in wanted if device.kind not in kinds), None):
+        raise UsageError(
+            f"{other} cannot be added: the scheduler was started with {' and '.join(sorted(kinds))} devices",
+            "name devices of that kind, or start a scheduler of its own for it",
+        )
     new = [device for device in wanted if device not in setup.devices and device.kind == "cuda"]
     size = scheduler_setup.device_memory(new)
     if size and size < setup.device_memory_bytes:

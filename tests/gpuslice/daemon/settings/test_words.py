@@ -92,9 +92,10 @@ def test_all_settings_are_shown_with_those_that_were_changed() -> None:
         ("quota=vision", "not TENANT=DEVICES"),
         ("switch-share=2", "not a share of the time"),
         ("prestart=-1", "no number of jobs"),
-        ("devices=cpu:1", "cannot be mixed"),
+        ("devices=cpu:1", "cpu:0 cannot be added"),
         ("ramdisk-limit=8G", "jobs that were submitted under it"),
         ("metrics-port=9", "read when the scheduler starts"),
+        ("foreign=share", "read when the scheduler starts"),
         ("set=a=2", "rr.NAME=VALUE"),
     ],
 )
