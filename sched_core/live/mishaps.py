@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuslice.sched_core.back_off import BackOff
-from gpuslice.sched_core.lifecycle.events import Event, Noted, job_of, named
+from gpuslice.sched_core.lifecycle.events import Event, Noted, Plain, job_of, named
 
 _FIRST_S, _MOST_S = 1.0, 60.0
 #: The most rejections that are kept. The oldest is forgotten first.
@@ -65,7 +65,11 @@ class SlowDecisions:
         if took_s < SLOW_S or self._pause.pauses(now):
             return None
         self._pause.failed(now)
-        details = {"policy": self._policy(), "event": named(event), "took_s": round(took_s, 3)}
+        details: dict[str, Plain] = {
+            "policy": self._policy(),
+            "event": named(event),
+            "took_s": round(took_s, 3),
+        }
         return Noted("slow_decision", "", details)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gpuslice.daemon.scheduler_setup import Setup, quantum_of
 from gpuslice.sched_core.job import DEFAULTS, JobDefaults
@@ -77,7 +78,7 @@ class Settings:
         )
 
 
-def fields_of(event: SettingsChanged) -> dict[str, object]:
+def fields_of(event: SettingsChanged) -> dict[str, Any]:
     """Return the fields that ``event`` changes."""
     values = {name: getattr(event, name) for name in event.__struct_fields__}
     return {name: value for name, value in values.items() if value is not None}
