@@ -114,7 +114,8 @@ class Eligibility:
         if job.shown or not job.ready:
             return
         if not job.tried:
-            self._trials.enter(job)
+            if not self._quotas.waits_for_place(job):
+                self._trials.enter(job)
         elif not self._quotas.keeps_out(job):
             self._show(job, now)
         elif job.waits_since is None or not job.waits_since.quota:

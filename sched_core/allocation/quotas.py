@@ -139,6 +139,11 @@ class Quotas:
         """Return True if ``job`` waits outside one of its limits."""
         return self.limit_of(job) is not None
 
+    def waits_for_place(self, job: Gang) -> bool:
+        """Return True if as many jobs of the array of ``job`` have places as may. It has no trial then."""
+        limit = self.limit_of(job)
+        return limit is not None and limit.kind != "tenant"
+
     def limit_of(self, job: Gang) -> Limit | None:
         """Return the limit that keeps ``job`` out. Return None if there is none."""
         return next((limit for limit in self._of(job) if limit.keeps_out(job)), None)

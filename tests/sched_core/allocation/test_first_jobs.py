@@ -149,6 +149,16 @@ def test_time_without_a_device_does_not_count() -> None:
     assert leased(day) == ["s-0"]
 
 
+def test_trials_wait_for_the_first_job_and_for_their_arrays_places() -> None:
+    day = array_day(trial_batches=2, at_once=2)
+    assert leased(day) == ["s-0"]
+    trains(day, "s-0", 1, 100)
+    assert leased(day) == ["s-0", "s-1"]
+    day.resumed("s-1")
+    day.end("s-0")
+    assert leased(day) == ["s-1", "s-2"]
+
+
 def test_a_process_is_started_ahead_only_for_the_first_one() -> None:
     day = Day(2)
     day.do(Limited(2))
