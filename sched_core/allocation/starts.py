@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterable
 from math import inf
 
-from gpuslice.sched_core.jobs.conditions import allows, described, followed
+from gpuslice.sched_core.jobs.conditions import described, followed, fulfilled
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState, Trigger
 from gpuslice.sched_core.lifecycle import job_steps
@@ -123,7 +123,7 @@ class Starts:
         for dependency in follower.conditions.after:
             if followed(dependency) != name:
                 continue
-            allowed = allows(dependency, found.ended, over=found.over)
+            allowed = fulfilled(dependency, found.ended, over=found.over)
             told = described(dependency, array=is_array)
             if allowed is None:
                 waits = True

@@ -21,7 +21,12 @@ def followed(dependency: str) -> str:
     return dependency.partition(":")[0]
 
 
-def allows(dependency: str, ended: Set[JobState], *, over: bool) -> bool | None:
+def allows(dependency: str, state: JobState) -> bool:
+    """Return True if ``dependency`` is fulfilled by a job that has ended in ``state``."""
+    return bool(fulfilled(dependency, {state}, over=True))
+
+
+def fulfilled(dependency: str, ended: Set[JobState], *, over: bool) -> bool | None:
     """Return True if ``dependency`` is fulfilled, False if it can never be. Return None if it still can be.
 
     Parameters
