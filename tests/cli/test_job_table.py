@@ -11,7 +11,7 @@ import pytest
 
 from gpuslice.cli import job_details, job_table, tables
 from gpuslice.cli.text_width import cut, cut_inside, one_line, padded, width
-from gpuslice.verbs import ArrayInfo, AttemptInfo, JobInfo
+from gpuslice.verbs import ArrayInfo, AttemptInfo, EndInfo, JobInfo, StartInfo
 
 _REASON = "waits for 8 devices; cuda:0, cuda:1, cuda:2 and 5 more are used by a, b, c and 12 more"
 _GREEK = "η εκπαίδευση περιμένει τις συσκευές της μέχρι το επόμενο όριο των γειτόνων της"
@@ -167,6 +167,47 @@ def test_show_has_attempts_and_last_lines() -> None:
     assert lines[-4:] == ["", "its last lines on stdout:", "  one [31m", "  two"]
     assert "after      b, c:any" in lines
     assert "directory  /d" in lines
+
+
+@pytest.mark.parametrize(
+    ("end", "shown"),
+    [
+        (EndInfo("on_end", "waits", 0, "", None), "on end    when it has ended"),
+        (EndInfo("on_end", "owed", 0, "", None), "on end    under way"),
+        (EndInfo("on_end", "done", 1, "", None), "on end    done"),
+        (EndInfo("notify", "done", 2, "", None), "notify    done after 2 tries"),
+        (
+            EndInfo("notify", "owed", 2, "HTTP status 500", 8.0),
+            "notify    failed after 2 tries, tried again in 8.0 s: HTTP status 500",
+        ),
+        (
+            EndInfo("on_end", "given up", 5, "exit code 1", None),
+            "on end    given up after 5 tries: exit code 1",
+        ),
+    ],
+)
+def test_show_has_what_follows_the_end(end: EndInfo, shown: str) -> None:
+    assert shown in job_details.text(job("a", at_end=(end,))).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("start", "begins", "ends"),
+    [
+        (StartInfo(90.0, "not before", "--begin"), "not before ", ", in 90.0 s (--begin)"),
+        (StartInfo(90.0, "about", "--duration of b"), "about ", ", in 90.0 s (--duration of b)"),
+        (
+            StartInfo(90.0, "at the latest", "--time-limit of b"),
+            "",
+            ", in 90.0 s at the latest (--time-limit of b)",
+        ),
+    ],
+)
+def test_show_has_the_expected_start(start: StartInfo, begins: str, ends: str) -> None:
+    (line,) = [
+        line for line in job_details.text(job("a", start=start)).splitlines() if line.startswith("expected")
+    ]
+    assert line.startswith(f"expected start  {begins}")
+    assert line.endswith(ends)
 
 
 @pytest.mark.parametrize(
