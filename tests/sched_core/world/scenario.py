@@ -73,7 +73,7 @@ class Outage:
 
 @dataclass(frozen=True)
 class Window:
-    """A time in which ``devices`` are paused, drained or reserved, and when that is asked for."""
+    """A time in which ``devices`` are paused, drained, reserved or used by others, and when it begins."""
 
     when_s: float
     for_s: float

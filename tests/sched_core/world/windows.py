@@ -1,4 +1,4 @@
-"""Pauses, drains and reservations in a world: what is asked for, and that nobody is where it may not be."""
+"""Windows in a world (pauses, drains, reservations, others on devices): nobody is where it may not be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from gpuslice.sched_core.lifecycle.events import Drained, Event, Paused, Reserved, Undrained
+from gpuslice.sched_core.lifecycle.events import DevicesUsed, Drained, Event, Paused, Reserved, Undrained
+from gpuslice.verbs import DeviceUser
 
 from .draws import Draws
 from .loop import Loop
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 #: A job that nothing goes wrong with has parked so long after a device was closed to it.
 PARKED_AFTER_S = 14.0
 UNIX_S = 1_700_000_000.0
+_COLLEAGUE = DeviceUser(pid=7, user="u7", command="python", nbytes=None, since_unix_s=UNIX_S)
+#: Jobs that are on such a device go on.
+_STAY = ("drain", "shared")
 #: What the core takes for the same moment.
 _ROUNDING_S = 2e-3
 
@@ -43,6 +47,14 @@ def with_windows(scenario: Scenario) -> Scenario:
                 "t",
             )
         )
+    if what := draws.choice(["", "taken", "shared"], "users"):
+        nodes = sorted({device.node for device in scenario.devices})
+        node = draws.choice(nodes, "users", "node")
+        there = [str(device) for device in scenario.devices if device.node == node]
+        for_s = draws.between(2.0, 30.0, "users", "for")
+        when_s = draws.between(0.5, CALM_S - for_s - 2.0, "users", "when")
+        used = tuple(draws.sample(there, draws.number(1, len(there), "users", "count"), "users", "devices"))
+        found.append(Window(when_s, for_s, what, used, ""))
     return replace(scenario, windows=tuple(found))
 
 
@@ -54,6 +66,10 @@ def begin_of(window: Window, number: int, now_s: float) -> Event:
             return Paused(window.devices, now_unix_s, end_s)
         case "drain":
             return Drained(window.devices)
+        case "taken" | "shared":
+            left = window.devices if window.what == "taken" else ()
+            users = dict.fromkeys(window.devices, (_COLLEAGUE,))
+            return DevicesUsed(_node(window), now_unix_s, users, left)
         case _:
             name = f"r{number}"
             return Reserved(name, window.devices, now_unix_s, now_unix_s, end_s, window.tenant)
@@ -61,7 +77,13 @@ def begin_of(window: Window, number: int, now_s: float) -> Event:
 
 def end_of(window: Window) -> Event | None:
     """Return the event that ends ``window``; None if it ends by itself."""
+    if window.what in ("taken", "shared"):
+        return DevicesUsed(_node(window), window.when_s + window.for_s + UNIX_S, {})
     return Undrained(window.devices) if window.what == "drain" else None
+
+
+def _node(window: Window) -> str:
+    return window.devices[0].rpartition("/")[0]
 
 
 class Closed:
@@ -103,7 +125,7 @@ class Closed:
         granted_s = self._granted_s.get((process.job, epoch), self._loop.now_s)
         for window, from_s in self._windows:
             present = from_s < granted_s < window.when_s + window.for_s - _ROUNDING_S
-            was_there = window.what == "drain" and last and device in last[0]
+            was_there = window.what in _STAY and last and device in last[0]
             if present and not was_there and self._closes(window, device, plan):
                 raise self._record.violated("a job has a closed device", process.name, window)
 
@@ -112,7 +134,7 @@ class Closed:
         device = str(process.device).removeprefix("/")
         for window, from_s in self._windows:
             left = from_s + PARKED_AFTER_S < self._loop.now_s < window.when_s + window.for_s
-            if left and window.what != "drain" and self._closes(window, device, plan):
+            if left and window.what not in _STAY and self._closes(window, device, plan):
                 raise self._record.violated("a job did not leave a closed device", process.name, window)
 
     @staticmethod
