@@ -16,7 +16,7 @@ from gpuslice.config import load
 from gpuslice.daemon import device_locks, event_log
 from gpuslice.daemon.directory_watch import DirectoryWatch
 from gpuslice.daemon.journal_recovery import changes_in, continued, former_changes, open_journal
-from gpuslice.daemon.kept_snapshots import KeptSnapshots
+from gpuslice.daemon.kept.snapshots import KeptSnapshots
 from gpuslice.daemon.node_reports import NodeReports, Reading
 from gpuslice.daemon.observer import EventObserver
 from gpuslice.daemon.other_nodes import OtherNodes
@@ -125,7 +125,7 @@ def serve(
         device_locks.held(directory, likely.setup.devices) as locks,
         event_log.kept_in(directory),
         _metrics(observer, core, setup, partial(reports.readings, remote), metrics_port),
-        open_journal(directory, setup, accept_loss=accept_loss, warn=warn) as journal,
+        open_journal(directory, setup, accept_loss=accept_loss, warn=warn, kept=kept) as journal,
     ):
         listeners.journal = journal
         settings = after_all(settings, changes_in(journal))
@@ -159,7 +159,7 @@ def serve(
         if setup.has_state:
             listeners.leftovers = _leftovers(core, directory, kept.spill_dir, remote)
         _collect_ramdisk(setup, kept.spill_dir)
-        release(scheduler)
+        release(scheduler, kept)
         deliveries = listeners.deliveries = _deliveries(scheduler, listeners, directory)
         ready(socket)
         _defer_garbage_collection()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
 import msgspec
 
+from gpuslice.daemon.kept import kept_file, taking_over
+from gpuslice.daemon.kept.snapshots import KeptSnapshots
 from gpuslice.daemon.scheduler_setup import Setup, read_setup
 from gpuslice.daemon.settings.present import IN_SETUP, fields_of
 from gpuslice.errors import ConfigError, GpusliceError
@@ -18,12 +21,13 @@ from gpuslice.sched_core.journal.head import path_of
 from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError
 from gpuslice.sched_core.journal.repair import salvage
 from gpuslice.sched_core.journal.replay import Replay
-from gpuslice.sched_core.lifecycle.events import SettingsChanged, submitted
+from gpuslice.sched_core.lifecycle.events import SettingsChanged, TakenOver, submitted
 from gpuslice.sched_core.nodes import exit_record
 from gpuslice.sched_core.nodes.endpoint import next_past
 
 #: What SQLite keeps beside its file.
 _BESIDE = ("-wal", "-shm")
+_MISSING = "bring the file back; `gpuslice up --accept-loss` starts the job from the beginning"
 
 
 def former_changes(directory: Path) -> list[SettingsChanged]:
@@ -49,23 +53,42 @@ def _as_begun(former: Setup, setup: Setup, changes: Sequence[SettingsChanged]) -
     return replace(setup, **{name: getattr(former, name) for name in changed})
 
 
-def open_journal(directory: Path, setup: Setup, *, accept_loss: bool, warn: Callable[[str], None]) -> Journal:
+def open_journal(
+    directory: Path,
+    setup: Setup,
+    *,
+    accept_loss: bool,
+    warn: Callable[[str], None],
+    kept: KeptSnapshots | None = None,
+) -> Journal:
     """Open the journal of the last scheduler if it was set up alike, else a new one.
+
+    A new one begins with the jobs that the last scheduler has kept, if it has (``down --keep``).
 
     Parameters
     ----------
     accept_loss
-        Go on with what is whole of a damaged journal.
+        Go on with what is whole of a damaged journal, and without snapshots that are missing.
     warn
         Called with what is missing then.
+    kept
+        The place of kept snapshots.
 
     Raises
     ------
     ConfigError
-        If jobs of a scheduler that was set up differently have not ended.
+        If jobs of a scheduler that was set up differently have not ended, and are not kept.
+    UsageError
+        If a kept job could not run.
     JournalDamagedError
         If the journal is damaged; nothing was changed.
+    KeptFileError
+        If what is kept is needed and damaged; nothing was changed.
     """
+    taking_over.finish(directory)
+    if (directory / kept_file.FILE).exists():
+        place = KeptSnapshots(directory, setup) if kept is None else kept
+        _use_kept(directory, setup, place, accept_loss=accept_loss, warn=warn)
     journal = _open(directory, accept_loss=accept_loss, warn=warn)
     try:
         former = _former(journal)
@@ -79,6 +102,56 @@ def open_journal(directory: Path, setup: Setup, *, accept_loss: bool, warn: Call
         journal.close()
         raise
     return journal
+
+
+def _use_kept(
+    directory: Path,
+    setup: Setup,
+    place: KeptSnapshots,
+    *,
+    accept_loss: bool,
+    warn: Callable[[str], None],
+) -> None:
+    """Have all in its place that is needed to go on with the kept jobs.
+
+    If the journal is of a scheduler that was set up alike, it stays. Otherwise a new one takes its place.
+    """
+    former, damage = _look(directory)
+    try:
+        found = kept_file.read(directory)
+    except kept_file.KeptFileError as error:
+        if former != setup:
+            raise
+        warn(f"{error.message}; the journal has all jobs")
+        return
+    if found is None:
+        return
+    kept, checksum = found
+    if damage is not None and not accept_loss:
+        all_there = f"; {kept_file.FILE} has all {len(kept.jobs.jobs)} kept jobs, so none of them is lost"
+        raise JournalDamagedError(damage.path, damage.found, all_there) from damage
+    event = TakenOver(kept.jobs, time.time(), checksum)
+    now = max([time.monotonic(), *(one.kept_s for one in kept.jobs.jobs)])
+    if former != setup:
+        taking_over.check(event, setup.make_core, now)
+    if (missing := place.bring(kept)) and not accept_loss:
+        raise kept_file.KeptFileError(missing[0], _MISSING)
+    for text in missing:
+        warn(text)
+    if former != setup:
+        taking_over.replace_journal(directory, event, msgspec.json.encode(setup), now)
+        of_whom = f"gpuslice {kept.version} with --devices {','.join(kept.devices)} --policy {kept.policy}"
+        warn(f"{len(kept.jobs.jobs)} jobs that were kept by {of_whom} are taken over into a new journal")
+    place.clear(kept)
+
+
+def _look(directory: Path) -> tuple[Setup | None, JournalDamagedError | None]:
+    """Return the options that the journal names, if any, and what is wrong with the journal."""
+    try:
+        with Journal(directory / FILE) as journal:
+            return _former(journal), None
+    except JournalDamagedError as error:
+        return None, error
 
 
 def continued(directory: Path, setup: Setup) -> Setup:
@@ -199,13 +272,15 @@ def _refuse_unfinished(directory: Path, journal: Journal, former: Setup, setup: 
         raise ConfigError(
             f"jobs of the last scheduler in {directory} have not ended ({names}), and another version of "
             f"gpuslice wrote its journal (core {former.core_version}; this is core {setup.core_version})",
-            "drain it with the version that wrote it, or choose another --state-dir",
+            "with the version that wrote it, drain it or keep its jobs (`gpuslice down --keep`); or choose "
+            "another --state-dir",
         )
     raise ConfigError(
         f"jobs of the last scheduler in {directory} have not ended ({names}); it had "
         f"--devices {','.join(map(str, former.devices))} --policy {former.policy}, and what differs is: "
         f"{', '.join(_differences(former, setup))}",
-        "start it with the same options, or choose another --state-dir",
+        "start it with the same options, and keep its jobs (`gpuslice down --keep`) to start it with others; "
+        "or choose another --state-dir",
     )
 
 

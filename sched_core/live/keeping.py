@@ -17,9 +17,11 @@ from typing import Protocol
 
 from gpuslice.errors import GpusliceError, UnforeseenError, UsageError
 from gpuslice.sched_core.core.core import Core
+from gpuslice.sched_core.core.kept_jobs import describe
 from gpuslice.sched_core.jobs import places
 from gpuslice.sched_core.jobs.facts import Keep
 from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.jobs.kept import KeptJobs
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import Kept
 
@@ -43,6 +45,14 @@ class Shelf(Protocol):
 
     def store(self, kept: dict[str, int]) -> None:
         """Move the snapshots there, of so many ranks of each job, and verify them; raise likewise."""
+        ...
+
+    def note(self, jobs: KeptJobs) -> None:
+        """Write down all that a later scheduler must know of ``jobs``; raise likewise."""
+        ...
+
+    def begin(self) -> None:
+        """Forget what was written down: jobs are about to be started."""
         ...
 
 
@@ -120,10 +130,7 @@ class Keeping:
         if self._phase is _Phase.ENDING and all(job.processes_gone for job in core.jobs.values()):
             self._store(core)
         if self._phase is _Phase.STORING and self._stored.is_set():
-            if self._failure is None:
-                self._phase = _Phase.DONE
-            else:
-                self._give_up(self._failure)
+            self._conclude(core, now)
         return self.done
 
     def close(self) -> None:
@@ -186,6 +193,18 @@ class Keeping:
         self._storing = threading.Thread(target=move, name="gpuslice-keep")
         self._storing.start()
 
+    def _conclude(self, core: Core, now: float) -> None:
+        """Have all that is known of the jobs written down, unless their snapshots could not be moved."""
+        try:
+            if self._failure is None:
+                self._shelf.note(describe(core.state, now))
+        except GpusliceError as error:
+            self._failure = error
+        if self._failure is None:
+            self._phase = _Phase.DONE
+        else:
+            self._give_up(self._failure)
+
     def _give_up(self, error: GpusliceError) -> None:
         """Let all jobs go on, and say why."""
         self._phase = _Phase.OFF
@@ -194,8 +213,9 @@ class Keeping:
         self._refused(error)
 
 
-def release(scheduler: Scheduler) -> None:
+def release(scheduler: Scheduler, shelf: Shelf) -> None:
     """Schedule the jobs again that the last scheduler has kept, or had begun to keep."""
+    shelf.begin()
     if any(job.keep for job in scheduler.core.jobs.values()):
         scheduler.apply_request(Kept(None))
 

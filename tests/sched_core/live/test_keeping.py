@@ -12,6 +12,7 @@ import pytest
 
 from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.sched_core.jobs.facts import Keep
+from gpuslice.sched_core.jobs.kept import KeptJobs
 from gpuslice.sched_core.jobs.states import JobState
 from gpuslice.sched_core.lifecycle.events import Event, Exited, Kept, Kill, RankGone
 from gpuslice.sched_core.live.keeping import Keeping, release
@@ -28,6 +29,8 @@ class Shelf:
         self.no_room: GpusliceError | None = None
         self.broken: Exception | None = None
         self.kept: dict[str, int] = {}
+        self.unwritable: GpusliceError | None = None
+        self.noted: list[KeptJobs] = []
 
     def check(self) -> None:
         if self.no_room:
@@ -37,6 +40,14 @@ class Shelf:
         self.kept = kept
         if self.broken:
             raise self.broken
+
+    def note(self, jobs: KeptJobs) -> None:
+        if self.unwritable:
+            raise self.unwritable
+        self.noted.append(jobs)
+
+    def begin(self) -> None:
+        self.noted.clear()
 
 
 class House:
@@ -117,6 +128,8 @@ def test_all_are_kept_once_they_are_parked_ended_and_stored(house: House) -> Non
     house.end()
     assert house.keeping.advance()
     assert house.shelf.kept == {"a": 1}, "b has never trained"
+    (noted,) = house.shelf.noted
+    assert [(one.spec.id, one.steps, one.keepers) for one in noted.jobs] == [("a", 11, 1), ("b", 0, 0)]
     assert not house.refused
 
 
@@ -195,12 +208,22 @@ def test_if_snapshots_cannot_be_moved_the_jobs_are_started_again(house: House, b
     assert house.kills == ["a", "b"], "it can be tried again"
 
 
+def test_if_the_file_cannot_be_written_the_jobs_are_started_again(house: House) -> None:
+    house.shelf.unwritable = EnvironmentUnusableError("no room", "make some")
+    house.begin()
+    house.park("a")
+    house.end()
+    assert not house.keeping.advance()
+    assert house.refused == [house.shelf.unwritable]
+    assert all(job.command.launched for job in house.core.jobs.values())
+
+
 def test_what_another_scheduler_had_begun_to_keep_is_scheduled_again(house: House) -> None:
     house.begin()
     house.park("a")
-    release(cast(Scheduler, house))
+    release(cast(Scheduler, house), house.shelf)
     assert house.go_on
     assert house.core.jobs["a"].state is not JobState.FAILED
     before = list(house.asked)
-    release(cast(Scheduler, house))
+    release(cast(Scheduler, house), house.shelf)
     assert house.asked == before, "nothing was kept"

@@ -10,7 +10,7 @@ from gpuslice.checkpoint.format import tree
 from gpuslice.checkpoint.format.layout import Layout, StorageSpec
 from gpuslice.checkpoint.ramdisk.ramdisk import RamDisk
 from gpuslice.config import load
-from gpuslice.daemon.kept_snapshots import KEPT, KeptSnapshots
+from gpuslice.daemon.kept.snapshots import KEPT, KeptSnapshots
 from gpuslice.daemon.scheduler_setup import Setup
 from gpuslice.errors import EnvironmentUnusableError, RamDiskFullError
 from gpuslice.files import private_directory
