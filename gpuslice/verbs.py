@@ -214,6 +214,10 @@ class Down(Verb, tag="down", frozen=True):
     keep: bool = False
 
 
+class CallOff(Verb, tag="call_off", frozen=True):
+    """A request to let all jobs go on that are being kept (``Down`` with ``keep``)."""
+
+
 class SliceInfo(Verb, frozen=True):
     """The devices that a job had, and from when to when by the scheduler's clock (``None``: still)."""
 
@@ -545,6 +549,7 @@ Request = (
     | ReadLog
     | Events
     | Down
+    | CallOff
 )
 Answer = (
     Accepted

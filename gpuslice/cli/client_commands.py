@@ -362,8 +362,23 @@ def down(
     """End the scheduler."""
     with connect(state_dir) as client:
         pid = client.status().pid
-        client.down(drain=drain, keep=keep)
+        try:
+            client.down(drain=drain, keep=keep)
+        except KeyboardInterrupt:
+            if keep:
+                _call_off(client)
+            raise
     return print_done(as_json, pid=pid)
+
+
+def _call_off(client: Client) -> None:
+    """Have all jobs go on that are being kept, and say so. If all are kept already, say that."""
+    try:
+        client.call_off()
+        told = "called off: all jobs go on"
+    except NoSchedulerError:
+        told = "too late: all jobs are kept, and the scheduler has left; `gpuslice up` goes on with them"
+    sys.stderr.write(f"gpuslice: {told}\n")
 
 
 def print_done(as_json: bool, **what: object) -> int:

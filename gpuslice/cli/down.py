@@ -19,6 +19,6 @@ def command(
 ) -> int:
     """End the scheduler and its jobs, or keep these for the next scheduler.
 
-    Returns when all their processes have ended.
+    Returns when all their processes have ended. Ctrl-C calls --keep off.
     """
     return client_commands.down(drain=drain, keep=keep, as_json=as_json, state_dir=state_dir)

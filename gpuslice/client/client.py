@@ -302,7 +302,7 @@ class Client:
             Let the jobs finish first.
         keep
             Park all jobs and move their snapshots to a disk. The next scheduler goes on with them, also after
-            a reboot.
+            a reboot. ``call_off`` ends that.
 
         Raises
         ------
@@ -315,6 +315,10 @@ class Client:
             raise UsageError("--drain and --keep exclude each other", "name one of them")
         with self._connection.awaiting_exit():
             self._ask(verbs.Down(drain=drain, keep=keep), verbs.Done)
+
+    def call_off(self) -> None:
+        """Let all jobs go on that are being kept (``down(keep=True)``), and the scheduler stay."""
+        self._ask(verbs.CallOff(), verbs.Done)
 
     def _ask(self, request: Request, kind: type[_A]) -> _A:
         answer = self._await(request, kind, None)

@@ -48,6 +48,7 @@ from gpuslice.verbs import (
     Adjust,
     Admission,
     Answer,
+    CallOff,
     Cancel,
     DevicesChanged,
     DeviceVerb,
@@ -275,6 +276,9 @@ class ClientSocket:
                 else:
                     self._down(requester, drain=request.drain)
                 return None
+            case CallOff():
+                self._call_off()
+                return Done()
 
     def _wait(self, requester: _Requester, asked_s: dict[_Requester, float]) -> None:
         """Add ``requester`` to the clients that wait, and drop clients that have gone."""
@@ -374,6 +378,10 @@ class ClientSocket:
             raise UsageError("this scheduler keeps no jobs", "use `gpuslice down`")
         self._awaiting_shutdown.append(requester)
         self._keeping.begin(self._cannot_leave)
+
+    def _call_off(self) -> None:
+        if self._keeping is None or not self._keeping.call_off():
+            raise UsageError("no `gpuslice down --keep` is under way", "`gpuslice ps` shows how jobs stand")
 
     def _cannot_leave(self, error: GpusliceError) -> None:
         """Tell those who wait for the scheduler's end that it does not leave."""

@@ -35,6 +35,8 @@ _TRIES = 6
 _TRAINS_ON_AT_MOST_S = 60.0
 _REMEDY = "cancel them, or let them finish (`gpuslice down --drain`); all jobs go on"
 
+_CALLED_OFF = UsageError("`gpuslice down --keep` was called off", "all jobs go on")
+
 
 class Shelf(Protocol):
     """Where snapshots are kept."""
@@ -102,6 +104,7 @@ class Keeping:
         #: Set once the snapshots have been moved, or that has failed.
         self._stored = threading.Event()
         self._failure: GpusliceError | None = None
+        self._called_off = False
         self._storing: threading.Thread | None = None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         scheduler.register(self._wake, lambda: os.eventfd_read(self._wake))
@@ -117,6 +120,16 @@ class Keeping:
         if self._phase is _Phase.OFF:
             self._scheduler.apply_request(Kept(Keep.PARK))
             self._phase = _Phase.PARKING
+
+    def call_off(self) -> bool:
+        """Let all jobs go on, in new processes if theirs have ended. Return False if none is being kept."""
+        if self._phase in (_Phase.PARKING, _Phase.ENDING):
+            self._give_up(_CALLED_OFF)
+        elif self._phase is _Phase.STORING:
+            self._called_off = True  # once the snapshots are where they go
+        else:
+            return False
+        return True
 
     def advance(self) -> bool:
         """Go on as far as is possible now. Return True once all jobs are kept."""
@@ -196,6 +209,8 @@ class Keeping:
     def _conclude(self, core: Core, now: float) -> None:
         """Have all that is known of the jobs written down, unless their snapshots could not be moved."""
         try:
+            if self._called_off:
+                self._failure = self._failure or _CALLED_OFF
             if self._failure is None:
                 self._shelf.note(describe(core.state, now))
         except GpusliceError as error:
@@ -207,7 +222,7 @@ class Keeping:
 
     def _give_up(self, error: GpusliceError) -> None:
         """Let all jobs go on, and say why."""
-        self._phase = _Phase.OFF
+        self._phase, self._called_off = _Phase.OFF, False
         self._later.clear()
         self._scheduler.apply_request(Kept(None))
         self._refused(error)

@@ -108,6 +108,7 @@ def requests(job: str) -> list[verbs.Request]:
         verbs.ReadLog(job=job),
         verbs.Events(),
         verbs.Down(),
+        verbs.CallOff(),
     ]
 
 

@@ -32,7 +32,7 @@ from .extremes import at_extremes, mutated, reports, requests
 
 FUZZ_RANK = Path(__file__).with_name("fuzz_rank.py")
 _AT_ONCE = 250
-#: All requests and reports at all extremes are the first 5,868; after these they are drawn at random.
+#: All requests and reports at all extremes are the first 5,870; after these they are drawn at random.
 _MESSAGES = int(os.environ.get("GPUSLICE_BORDERS", "6000"))
 #: Messages of one rank; then comes the next, because it may have talked its job to death.
 _OF_ONE_RANK = 4_000

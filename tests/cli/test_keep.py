@@ -6,7 +6,10 @@ The next scheduler may have other options, and may be of another version.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,7 +17,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpuslice.client.client import Client
 from gpuslice.daemon.scheduler_setup import CORE_VERSION
+from gpuslice.errors import UsageError
 from gpuslice.sched_core.journal.journal import FILE, Journal
 
 from ..gpuslice.conftest import servers, train_undisturbed
@@ -166,6 +171,41 @@ def test_a_job_that_cannot_be_kept_is_named_and_all_go_on(shell: Shell) -> None:
     assert {client.wait(job, PATIENCE_S).state for job in (bad, good)} == {"succeeded"}  # type: ignore[union-attr]
     assert shell.pid == pid
     shell("down")
+
+
+def test_it_is_called_off_by_an_interrupt(shell: Shell) -> None:
+    shell.up()
+    client, enough = shell.client(), shell.directory / "enough"
+    job = client.submit(["--", sys.executable, str(RANK), str(enough), "0", "--portable"])
+    until(client, job, lambda info: info.steps > 0)
+    assert "no `gpuslice down --keep` is under way" in interrupted(client)
+    processes = shell.processes_of(job)
+    for process in processes:
+        process.suspend()  # so it reaches no boundary
+    with shell.start(
+        [sys.executable, "-m", "gpuslice", "down", "--keep"],
+        env={**os.environ, "GPUSLICE_STATE_DIR": str(shell.directory)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as command:
+        until(client, job, lambda info: info.state == "suspending")
+        command.send_signal(signal.SIGINT)
+        _, said = command.communicate(timeout=PATIENCE_S)
+    assert (command.returncode, said) == (130, "gpuslice: called off: all jobs go on\n")
+    for process in processes:
+        process.resume()
+    enough.touch()
+    ended = client.wait(job, PATIENCE_S)
+    assert ended is not None
+    assert (ended.state, ended.restarts) == ("succeeded", 0)
+    shell("down")
+
+
+def interrupted(client: Client) -> str:
+    """Return the error of a client that calls off what is not under way."""
+    with pytest.raises(UsageError) as caught:
+        client.call_off()
+    return caught.value.message
 
 
 def test_kept_jobs_wait_without_a_process_and_go_on(shell: Shell) -> None:

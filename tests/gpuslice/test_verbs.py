@@ -44,6 +44,7 @@ REQUESTS = [
     verbs.ReadLog(job="a", err=True, offset=7),
     verbs.Events(after=3),
     verbs.Down(drain=True),
+    verbs.CallOff(),
 ]
 
 

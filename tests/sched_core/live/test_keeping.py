@@ -31,6 +31,9 @@ class Shelf:
         self.kept: dict[str, int] = {}
         self.unwritable: GpusliceError | None = None
         self.noted: list[KeptJobs] = []
+        #: Set unless moving the snapshots is to take until then.
+        self.may_end = threading.Event()
+        self.may_end.set()
 
     def check(self) -> None:
         if self.no_room:
@@ -38,6 +41,7 @@ class Shelf:
 
     def store(self, kept: dict[str, int]) -> None:
         self.kept = kept
+        assert self.may_end.wait(PATIENCE_S)
         if self.broken:
             raise self.broken
 
@@ -92,7 +96,11 @@ class House:
                 self.driver.do(RankGone(name, rank.number, attempt=attempt))
             self.driver.do(Exited(name, -9, attempt=attempt))
         self.keeping.advance()
-        if self.keeping._storing is not None:
+        self.move()
+
+    def move(self) -> None:
+        """Wait until the snapshots are moved, if they are to be by now."""
+        if self.keeping._storing is not None and self.shelf.may_end.is_set():
             self.keeping._storing.join(PATIENCE_S)
 
     @property
@@ -216,6 +224,43 @@ def test_if_the_file_cannot_be_written_the_jobs_are_started_again(house: House) 
     assert not house.keeping.advance()
     assert house.refused == [house.shelf.unwritable]
     assert all(job.command.launched for job in house.core.jobs.values())
+
+
+def test_it_can_be_called_off_while_jobs_park(house: House) -> None:
+    house.begin()
+    assert house.keeping.call_off()
+    (error,) = house.refused
+    assert "called off" in error.message
+    assert house.go_on
+    assert not house.kills
+    assert not house.keeping.call_off()
+
+
+def test_it_can_be_called_off_while_processes_end(house: House) -> None:
+    house.begin()
+    house.park("a")
+    assert house.kills
+    assert house.keeping.call_off()
+    house.end()
+    assert house.go_on
+    assert all(job.command.launched and not job.failures for job in house.core.jobs.values())
+
+
+def test_it_can_be_called_off_while_snapshots_are_moved(house: House) -> None:
+    house.begin()
+    house.shelf.may_end.clear()
+    house.park("a")
+    house.end()
+    assert house.keeping.call_off()
+    assert not house.keeping.advance()
+    assert not house.refused
+    house.shelf.may_end.set()
+    house.move()
+    assert not house.keeping.advance()
+    assert not house.shelf.noted
+    assert len(house.refused) == 1
+    assert house.go_on
+    assert all(job.command.launched and not job.failures for job in house.core.jobs.values())
 
 
 def test_what_another_scheduler_had_begun_to_keep_is_scheduled_again(house: House) -> None:
