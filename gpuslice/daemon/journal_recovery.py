@@ -21,7 +21,7 @@ from gpuslice.sched_core.journal.head import path_of
 from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError
 from gpuslice.sched_core.journal.repair import salvage
 from gpuslice.sched_core.journal.replay import Replay
-from gpuslice.sched_core.lifecycle.events import SettingsChanged, TakenOver, submitted
+from gpuslice.sched_core.lifecycle.events import Event, SettingsChanged, TakenOver, submitted
 from gpuslice.sched_core.nodes import exit_record
 from gpuslice.sched_core.nodes.endpoint import next_past
 
@@ -116,7 +116,7 @@ def _use_kept(
 
     If the journal is of a scheduler that was set up alike, it stays. Otherwise a new one takes its place.
     """
-    former, damage = _look(directory)
+    former, settings, damage = _look(directory)
     try:
         found = kept_file.read(directory)
     except kept_file.KeptFileError as error:
@@ -130,28 +130,31 @@ def _use_kept(
     if damage is not None and not accept_loss:
         all_there = f"; {kept_file.FILE} has all {len(kept.jobs.jobs)} kept jobs, so none of them is lost"
         raise JournalDamagedError(damage.path, damage.found, all_there) from damage
-    event = TakenOver(kept.jobs, time.time(), checksum)
+    events: list[Event] = [TakenOver(kept.jobs, time.time(), checksum)]
+    if former is not None and _differences(former, setup) == ["core_version"]:
+        events += settings  # as with the same version
     now = max([time.monotonic(), *(one.kept_s for one in kept.jobs.jobs)])
     if former != setup:
-        taking_over.check(event, setup.make_core, now)
+        taking_over.check(events, setup.make_core, now)
     if (missing := place.bring(kept)) and not accept_loss:
         raise kept_file.KeptFileError(missing[0], _MISSING)
     for text in missing:
         warn(text)
     if former != setup:
-        taking_over.replace_journal(directory, event, msgspec.json.encode(setup), now)
+        taking_over.replace_journal(directory, events, msgspec.json.encode(setup), now)
         of_whom = f"gpuslice {kept.version} with --devices {','.join(kept.devices)} --policy {kept.policy}"
         warn(f"{len(kept.jobs.jobs)} jobs that were kept by {of_whom} are taken over into a new journal")
     place.clear(kept)
 
 
-def _look(directory: Path) -> tuple[Setup | None, JournalDamagedError | None]:
-    """Return the options that the journal names, if any, and what is wrong with the journal."""
+def _look(directory: Path) -> tuple[Setup | None, list[SettingsChanged], JournalDamagedError | None]:
+    """Return the options that the journal names, if any, what changed them, and what is wrong with it."""
     try:
         with Journal(directory / FILE) as journal:
-            return _former(journal), None
+            changes = [event for event, _ in journal.replay() if isinstance(event, SettingsChanged)]
+            return _former(journal), changes, None
     except JournalDamagedError as error:
-        return None, error
+        return None, [], error
 
 
 def continued(directory: Path, setup: Setup) -> Setup:

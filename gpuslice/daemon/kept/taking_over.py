@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpuslice.checkpoint.files import flush_directory
@@ -16,7 +16,7 @@ from gpuslice.errors import GpusliceError, UsageError
 from gpuslice.sched_core.core.core import Core
 from gpuslice.sched_core.journal.head import path_of
 from gpuslice.sched_core.journal.journal import FILE, Journal
-from gpuslice.sched_core.lifecycle.events import TakenOver
+from gpuslice.sched_core.lifecycle.events import Event, TakenOver
 from gpuslice.sched_core.nodes import exit_record
 from gpuslice.sched_core.nodes.endpoint import next_past
 
@@ -29,22 +29,24 @@ _PAST = "past"
 _REMEDY = "start with options that fit, or start it as before and cancel the job; the jobs stay kept"
 
 
-def check(event: TakenOver, make_core: Callable[[], Core], now: float) -> None:
-    """Check that the jobs of ``event`` could run under the new scheduler, whose core ``make_core`` makes.
+def check(events: Sequence[Event], make_core: Callable[[], Core], now: float) -> None:
+    """Check that the core of the new scheduler, which ``make_core`` makes, accepts ``events``.
 
     Raises
     ------
     UsageError
-        If one of them could not. The error names the job.
+        If a job could not run. The error names the job.
     """
+    core = make_core()
     try:
-        make_core().handle(event, now)
+        for event in events:
+            core.handle(event, now)
     except GpusliceError as error:
         raise UsageError(error.message, _REMEDY) from error
 
 
-def replace_journal(directory: Path, event: TakenOver, setup: bytes, now: float) -> None:
-    """Replace the journal in ``directory`` by a new one that begins with ``event``.
+def replace_journal(directory: Path, events: Sequence[Event], setup: bytes, now: float) -> None:
+    """Replace the journal in ``directory`` by a new one of ``events``, of which the first is ``TakenOver``.
 
     What was there goes to ``past-N``, but for the logs of the jobs that are taken over.
 
@@ -60,7 +62,8 @@ def replace_journal(directory: Path, event: TakenOver, setup: bytes, now: float)
     partial.mkdir(mode=0o700)
     with Journal(partial / FILE) as journal:
         journal.introduce(setup)
-        journal.append(event, now, quiet=False)
+        for event in events:
+            journal.append(event, now, quiet=False)
     (partial / _PAST).mkdir()
     for path in (partial / FILE, path_of(partial / FILE)):
         _flush(path)

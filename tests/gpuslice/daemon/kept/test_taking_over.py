@@ -25,7 +25,7 @@ from gpuslice.sched_core.job import JobSpec
 from gpuslice.sched_core.jobs.kept import KeptJob, KeptJobs, Tally
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.journal.journal import FILE, Journal, JournalDamagedError
-from gpuslice.sched_core.lifecycle.events import Submitted, TakenOver
+from gpuslice.sched_core.lifecycle.events import SettingsChanged, Submitted, TakenOver
 from gpuslice.sched_core.nodes.local_node import SOCKET
 from gpuslice.types import DeviceName
 
@@ -118,6 +118,19 @@ def test_other_options_begin_a_new_journal_with_the_kept_jobs(state: Path) -> No
 def test_another_version_does_so_too(state: Path) -> None:
     later = replace(SETUP, core_version=SETUP.core_version + 1)
     check_whole(state, taken_over(state, later))
+
+
+def test_what_was_changed_while_it_ran_holds_under_another_version_with_the_same_options(
+    state: Path,
+) -> None:
+    change = SettingsChanged(switch_share=0.5)
+    with Journal(state / FILE) as journal:
+        journal.append(change, 40.0, quiet=False)
+    other = state.with_name("other")
+    shutil.copytree(state, other)
+    later = replace(SETUP, core_version=SETUP.core_version + 1)
+    for directory, setup, share in ((state, later, 0.5), (other, OTHER, SETUP.switch_share)):
+        assert taken_over(directory, setup).state.switch_costs.share == share
 
 
 def test_with_the_same_options_the_journal_goes_on(state: Path) -> None:
