@@ -7,6 +7,7 @@ the snapshots cannot be moved all the same, the jobs are started again from the 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from gpuslice.sched_core.lifecycle.events import Kept
 
 from .scheduler import Scheduler
 
+_log = logging.getLogger(__name__)
 #: A job that has refused to be suspended so often is not expected to do it soon.
 _REFUSALS = 2
 _MOST_NAMES = 10
@@ -105,6 +107,9 @@ class Keeping:
         self._stored = threading.Event()
         self._failure: GpusliceError | None = None
         self._called_off = False
+        #: What was written down, and when.
+        self._noted: KeptJobs | None = None
+        self._noted_s = 0.0
         self._storing: threading.Thread | None = None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         scheduler.register(self._wake, lambda: os.eventfd_read(self._wake))
@@ -144,6 +149,8 @@ class Keeping:
             self._store(core)
         if self._phase is _Phase.STORING and self._stored.is_set():
             self._conclude(core, now)
+        elif self._phase is _Phase.DONE:
+            self._note_changes(core)
         return self.done
 
     def close(self) -> None:
@@ -212,13 +219,26 @@ class Keeping:
             if self._called_off:
                 self._failure = self._failure or _CALLED_OFF
             if self._failure is None:
-                self._shelf.note(describe(core.state, now))
+                self._noted, self._noted_s = describe(core.state, now), now
+                self._shelf.note(self._noted)
         except GpusliceError as error:
             self._failure = error
         if self._failure is None:
             self._phase = _Phase.DONE
         else:
             self._give_up(self._failure)
+
+    def _note_changes(self, core: Core) -> None:
+        """Write down again what is kept, if that has changed while the scheduler had yet to leave."""
+        jobs = describe(core.state, self._noted_s)
+        if jobs == self._noted:
+            return
+        self._noted = jobs
+        try:
+            self._shelf.note(jobs)
+        except GpusliceError as error:
+            _log.warning("what is kept could not be written down again: %s", error)
+            self._shelf.begin()  # then the journal alone tells
 
     def _give_up(self, error: GpusliceError) -> None:
         """Let all jobs go on, and say why."""

@@ -14,7 +14,7 @@ from gpuslice.errors import EnvironmentUnusableError, GpusliceError
 from gpuslice.sched_core.jobs.facts import Keep
 from gpuslice.sched_core.jobs.kept import KeptJobs
 from gpuslice.sched_core.jobs.states import JobState
-from gpuslice.sched_core.lifecycle.events import Event, Exited, Kept, Kill, RankGone
+from gpuslice.sched_core.lifecycle.events import Cancelled, Event, Exited, Kept, Kill, RankGone
 from gpuslice.sched_core.live.keeping import Keeping, release
 from gpuslice.sched_core.live.scheduler import Scheduler
 
@@ -139,6 +139,19 @@ def test_all_are_kept_once_they_are_parked_ended_and_stored(house: House) -> Non
     (noted,) = house.shelf.noted
     assert [(one.spec.id, one.steps, one.keepers) for one in noted.jobs] == [("a", 11, 1), ("b", 0, 0)]
     assert not house.refused
+
+
+def test_what_changes_before_the_scheduler_leaves_is_written_down_again(house: House) -> None:
+    house.begin()
+    house.park("a")
+    house.end()
+    assert house.keeping.advance()
+    assert house.keeping.advance()
+    assert len(house.shelf.noted) == 1, "nothing has changed"
+    house.driver.wake(5.0)
+    house.driver.do(Cancelled("a", "by its owner"))
+    assert house.keeping.advance()
+    assert [[one.spec.id for one in noted.jobs] for noted in house.shelf.noted] == [["a", "b"], ["b"]]
 
 
 def test_who_cannot_go_on_in_another_process_is_named_and_all_go_on(house: House) -> None:
