@@ -130,9 +130,7 @@ def _use_kept(
     if damage is not None and not accept_loss:
         all_there = f"; {kept_file.FILE} has all {len(kept.jobs.jobs)} kept jobs, so none of them is lost"
         raise JournalDamagedError(damage.path, damage.found, all_there) from damage
-    events: list[Event] = [TakenOver(kept.jobs, time.time(), checksum)]
-    if former is not None and _differences(former, setup) == ["core_version"]:
-        events += settings  # as with the same version
+    events: list[Event] = [*settings, TakenOver(kept.jobs, time.time(), checksum)]
     now = max([time.monotonic(), *(one.kept_s for one in kept.jobs.jobs)])
     if former != setup:
         taking_over.check(events, setup.make_core, now)
@@ -151,8 +149,7 @@ def _look(directory: Path) -> tuple[Setup | None, list[SettingsChanged], Journal
     """Return the options that the journal names, if any, what changed them, and what is wrong with it."""
     try:
         with Journal(directory / FILE) as journal:
-            changes = [event for event, _ in journal.replay() if isinstance(event, SettingsChanged)]
-            return _former(journal), changes, None
+            return _former(journal), changes_in(journal), None
     except JournalDamagedError as error:
         return None, [], error
 

@@ -179,7 +179,7 @@ class Kept(msgspec.Struct, frozen=True, tag="keep"):
 
 
 class TakenOver(msgspec.Struct, frozen=True, tag="taken_over"):
-    """The jobs that a scheduler with another journal has kept. Only the first event of a journal can be that.
+    """The jobs that a scheduler with another journal has kept. No job may have been submitted before.
 
     ``file`` is the checksum of the file that they come from.
     """

@@ -46,7 +46,7 @@ def check(events: Sequence[Event], make_core: Callable[[], Core], now: float) ->
 
 
 def replace_journal(directory: Path, events: Sequence[Event], setup: bytes, now: float) -> None:
-    """Replace the journal in ``directory`` by a new one of ``events``, of which the first is ``TakenOver``.
+    """Replace the journal in ``directory`` by a new one of ``events``, of which one is ``TakenOver``.
 
     What was there goes to ``past-N``, but for the logs of the jobs that are taken over.
 
@@ -101,9 +101,8 @@ def _set_logs_aside(directory: Path, past: Path) -> None:
     """Move the logs of jobs that the new journal does not have."""
     past.mkdir(exist_ok=True)
     with Journal(directory / FILE, read_only=True) as journal:
-        first, _ = next(journal.replay())
-    assert isinstance(first, TakenOver)
-    kept = {one.spec.id for one in first.kept.jobs}
+        taken = next(event for event, _ in journal.replay() if isinstance(event, TakenOver))
+    kept = {one.spec.id for one in taken.kept.jobs}
     for path in sorted((directory / "logs").glob("*")):
         if exit_record.job_of(path) not in kept:
             _move(path, past / path.name)

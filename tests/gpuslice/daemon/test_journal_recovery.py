@@ -156,7 +156,10 @@ def of_another_core(tmp_path: Path) -> Path:
 
 
 def test_unfinished_jobs_of_another_core_are_refused_by_name(of_another_core: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\(a\), and another version .* \(core 1; .*\(with the version that wrote it, drain it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"\(a\), and another version .* \(core 1; .*\(with the version that wrote it, drain it",
+    ):
         open_journal(of_another_core, SETUP, accept_loss=False, warn=refuse_to_warn)
     with pytest.raises(EnvironmentUnusableError, match="another version of gpuslice wrote the journal"):
         JournalReplay(of_another_core / FILE)
