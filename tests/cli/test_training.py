@@ -109,6 +109,7 @@ def complete(shell: Shell, steps: list[int], enough: Path) -> list[Ending]:
     return [found[job] for job in jobs]
 
 
+@pytest.mark.repeats  # covered by sched_core/policies/tiresias
 def test_short_trainings_do_not_wait_for_long_ones_under_2das(shell: Shell) -> None:
     """A long one comes first; 2das has to take the device from it, for it ends after all short ones."""
     steps = [LONG, SHORT, SHORT]

@@ -28,7 +28,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> l
 
 @pytest.mark.slow
 @pytest.mark.gangs
-@pytest.mark.parametrize("how", ["spawn", "fork"])
+@pytest.mark.parametrize("how", ["spawn", pytest.param("fork", marks=pytest.mark.repeats)])
 def test_every_rank_parks_at_its_boundaries(
     quick_workshop: Workshop, undisturbed: list[str], how: str
 ) -> None:

@@ -35,9 +35,9 @@ from ..patience import PATIENCE_S
 
 SCRIPT = str(Path(gang.__file__))
 EPOCHS = "20"
-RANKS = 4
 NAME = "g"
 ALL = os.environ.get("GPUSLICE_KILLS") == "all"
+RANKS = 4 if ALL else 3
 KINDS = "ddp fsdp tensor_parallel plain" if ALL else "ddp fsdp plain"
 #: Ranks that are killed as they train, and the moments at which one is killed. Before each of ``RESTARTS``
 #: another rank is killed as it trains, so that there is something to agree on.
@@ -56,7 +56,7 @@ def digests(directory: Path) -> dict[str, dict[str, str]]:
 
 
 class Gang:
-    """A gang of four under a scheduler, at whose ranks one can aim."""
+    """A gang under a scheduler, at whose ranks one can aim."""
 
     def __init__(self, scheduler: Scheduler, core: Core, directory: Path) -> None:
         self._scheduler, self._core, self._directory = scheduler, core, directory

@@ -57,7 +57,7 @@ def test_resized_training_equals_the_fixed_one_up_to_the_order_of_sums(warm_work
 
 @pytest.mark.slow
 @pytest.mark.gangs
-@pytest.mark.parametrize("momentum", ["momentum", "inner"])
+@pytest.mark.parametrize("momentum", [pytest.param("momentum", marks=pytest.mark.repeats), "inner"])
 def test_the_learning_rate_grows_with_the_batch(warm_workshop: Workshop, momentum: str) -> None:
     resized = train(warm_workshop, 2, 1, "1:2", "scaled", momentum)
     check_epochs(resized)
@@ -68,7 +68,7 @@ def test_the_learning_rate_grows_with_the_batch(warm_workshop: Workshop, momentu
 
 @pytest.mark.slow
 @pytest.mark.gangs
-@pytest.mark.parametrize("momentum", ["momentum", "inner"])
+@pytest.mark.parametrize("momentum", [pytest.param("momentum", marks=pytest.mark.repeats), "inner"])
 def test_a_job_that_was_killed_goes_on_with_another_number_of_ranks(
     warm_workshop: Workshop, momentum: str
 ) -> None:

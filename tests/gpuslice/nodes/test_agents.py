@@ -109,6 +109,7 @@ def test_a_job_outlives_the_agent_the_actor_and_the_scheduler(
     assert nodes.shell("logs", job, "--err").count("made") == 1, "it was never started again"
 
 
+@pytest.mark.repeats  # covered by sched_core/live/test_nodes.py
 def test_a_job_outlives_an_agent_that_is_silent_for_a_while(
     nodes: Nodes, client: Client, undisturbed: str
 ) -> None:

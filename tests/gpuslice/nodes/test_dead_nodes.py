@@ -57,6 +57,7 @@ def test_a_job_whose_node_dies_goes_on_from_the_copy_of_its_last_suspend(
     assert nodes.notes("went_on", job)[-1]["details"] == {"attempt": 3, "boundary": held.boundary}
 
 
+@pytest.mark.repeats  # covered by sched_core/live/test_lease.py
 def test_without_an_agent_a_job_stands_still_before_it_is_started_elsewhere(
     nodes: Nodes, rays: RayNodes, undisturbed: str
 ) -> None:

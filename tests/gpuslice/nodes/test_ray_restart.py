@@ -39,7 +39,9 @@ def nodes(tmp_path: Path, ray: StartedRay) -> Iterator[Nodes]:
         yield found
 
 
-@pytest.mark.parametrize("killed", ["all of Ray", "the control store"])
+@pytest.mark.parametrize(
+    "killed", ["all of Ray", pytest.param("the control store", marks=pytest.mark.repeats)]
+)
 def test_jobs_run_on_while_ray_is_away_and_move_when_it_is_there_again(
     nodes: Nodes, ray: StartedRay, undisturbed: str, killed: str
 ) -> None:

@@ -143,6 +143,7 @@ def test_after_its_node_has_died_it_goes_on_from_the_copy_of_rank_0(site: Elasti
     check_epochs(last_attempts(both), both[0][-2]["epoch"] + 1)  # what came after that was lost, and not due
 
 
+@pytest.mark.repeats  # covered by sched_core/test_torchrun_elastic.py
 def test_a_torchrun_command_is_started_anew_on_its_node(site: Elastic, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", TORCHRUN, str(tmp_path), "1-2-1"]
     job = site.begin("--", *words, environ={}, relaunch=True)
