@@ -93,6 +93,12 @@ def _nodes(seed: int, left_s: float) -> Run:
     return Run(("-m", "tests.gpuslice.nodes.moments", "--moments", "50", "--seed", str(seed)))
 
 
+def _ray_nodes(seed: int, left_s: float) -> Run:
+    """The same over nodes of Ray, which are killed and started again, too."""
+    words = ("--engine", "ray", "--moments", "50", "--seed", str(seed))
+    return Run(("-m", "tests.gpuslice.nodes.moments", *words))
+
+
 def _repeats(seed: int, left_s: float) -> Run:
     """Tests that check with other draws what those of ``./x test`` check."""
     return Run((*_PYTEST, "-n", "2", "-m", f"repeats and not ({_ELSEWHERE})", "tests"))
@@ -114,6 +120,7 @@ SOAKS: dict[str, Callable[[int, float], Run]] = {
     "flips": _flips,
     "cycles": _cycles,
     "nodes": _nodes,
+    "ray-nodes": _ray_nodes,
     "repeats": _repeats,
     "gangs": _gangs,
 }
