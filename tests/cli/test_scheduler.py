@@ -19,6 +19,7 @@ from gpuslice.daemon import event_log
 from gpuslice.errors import EnvironmentUnusableError, UsageError
 from gpuslice.sched_core.live.scheduler import Scheduler
 
+from ..gpuslice.warm.process import Servers
 from ..patience import PATIENCE_MS, PATIENCE_S
 from .conftest import RANK, Shell, shell_in
 from .waiting import until
@@ -161,10 +162,10 @@ def test_a_second_scheduler_is_refused_and_disturbs_nothing(shell: Shell) -> Non
 
 
 def test_a_scheduler_of_the_same_devices_elsewhere_is_refused_as_long_as_the_first_lives(
-    shell: Shell, tmp_path: Path
+    shell: Shell, tmp_path: Path, commands: Servers
 ) -> None:
     shell("up", "--devices", "cpu:2")
-    with shell_in(tmp_path / "second") as second:
+    with shell_in(tmp_path / "second", commands) as second:
         refused = second("up", "--devices", "cpu:1", code=3)
         assert refused.startswith(f"gpuslice: cpu:0 has a scheduler already: process {shell.pid} of user ")
         assert f" in {shell.directory}" in refused
@@ -178,14 +179,14 @@ def test_a_scheduler_of_the_same_devices_elsewhere_is_refused_as_long_as_the_fir
         second("down")
 
 
-def test_the_directory_may_be_a_link_to_ones_own(shell: Shell, tmp_path: Path) -> None:
+def test_the_directory_may_be_a_link_to_ones_own(shell: Shell, tmp_path: Path, commands: Servers) -> None:
     (tmp_path / "disk").mkdir(mode=0o700)
     shell.directory.symlink_to("disk")
     shell.up()
     job = shell.submit(boundaries=3)
     shell("wait", job)
     shell.kill()
-    with shell_in(tmp_path / "disk") as real:
+    with shell_in(tmp_path / "disk", commands) as real:
         real.up()
         assert [one.id for one in real.status().jobs] == [job]
         shell("down")

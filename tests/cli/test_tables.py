@@ -12,15 +12,16 @@ import pytest
 from gpuslice.cli import tables
 from gpuslice.verbs import JobInfo
 
+from ..gpuslice.warm.process import Servers
 from ..patience import PATIENCE_S
 from .conftest import Shell, shell_in
 from .waiting import until
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> JobInfo:
+def job(tmp_path_factory: pytest.TempPathFactory, commands: Servers) -> JobInfo:
     """One that a real scheduler told of, before its first slice."""
-    with shell_in(tmp_path_factory.mktemp("job") / "s") as shell:
+    with shell_in(tmp_path_factory.mktemp("job") / "s", commands) as shell:
         shell.up()
         job = shell.submit(10**6, name="a")
         found = until(shell.client(), job, lambda info: info.state == "running")

@@ -19,6 +19,7 @@ from rich.console import Console
 from gpuslice.cli import dashboard, tables
 from gpuslice.verbs import SchedulerStatus, SliceInfo
 
+from ..gpuslice.warm.process import Servers
 from ..patience import PATIENCE_S
 from .conftest import Shell, shell_in
 from .waiting import until
@@ -35,9 +36,9 @@ def line(lines: list[str], begins: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> SchedulerStatus:
+def standing(tmp_path_factory: pytest.TempPathFactory, commands: Servers) -> SchedulerStatus:
     """Of a scheduler with queues, two endless jobs that have taken turns, and one that failed."""
-    with shell_in(tmp_path_factory.mktemp("standing") / "s") as shell:
+    with shell_in(tmp_path_factory.mktemp("standing") / "s", commands) as shell:
         return told(shell)
 
 
