@@ -31,8 +31,9 @@ def command(
     as_json: Json = False,
     state_dir: StateDir = None,
 ) -> int:
-    """Change the scheduler's settings while it runs: all that are given, or none.
+    """Change settings while the scheduler runs.
 
+    All that are given are changed, or none.
     Write for instance gpuslice set policy=las quantum=30s, or for a job
     gpuslice set --job JOB priority=5 time-limit=8h. Without KEY=VALUE, print all settings.
     """
