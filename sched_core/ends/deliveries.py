@@ -63,7 +63,7 @@ class Deliveries:
         self._ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._outcomes: SimpleQueue[tuple[Delivery, str]] = SimpleQueue()
         #: The number of tries under way, and the deliveries that are due, by kind.
-        self._tried = dict.fromkeys((ON_END, NOTIFY), 0)
+        self._tried: dict[str, int] = dict.fromkeys((ON_END, NOTIFY), 0)
         self._due: dict[str, deque[Delivery]] = {kind: deque() for kind in self._tried}
         #: The deliveries that are tried again later, the first one first; a number makes each entry unique.
         self._later: list[tuple[float, int, Delivery]] = []
