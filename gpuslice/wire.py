@@ -155,11 +155,13 @@ class Suspend(Message, tag="suspend", frozen=True, omit_defaults=True):
     """An order to stop at boundary ``stop_at`` or answer Overshot. A larger ``stop_at`` replaces a smaller.
 
     ``ending``: the job is told to end, so the stop is called off until its script has saved.
+    ``for_restart``: another process is to go on from the snapshot.
     """
 
     epoch: Count
     stop_at: StopAt
     ending: bool = False
+    for_restart: bool = False
 
 
 class Resume(Message, tag="resume", frozen=True, omit_defaults=True):

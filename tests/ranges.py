@@ -101,6 +101,7 @@ _BY_NAME = {
     "directory": PATH,
     "drain": FLAG,
     "ending": FLAG,
+    "for_restart": FLAG,
     "env": VARIABLES,
     "environ": OPTIONAL_VARIABLES,
     "epoch": COUNT,

@@ -364,8 +364,10 @@ class Agent:
         self._unanswered = unanswered and isinstance(message, Welcome)
         match message:
             case Resume():
+                self._runtime.for_restart = False
                 return self._orders.resume(message)
             case Suspend():
+                self._runtime.for_restart = message.for_restart
                 return self._orders.suspend(message)
             case Dismiss():
                 return self._orders.dismiss(message)

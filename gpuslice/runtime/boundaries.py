@@ -179,6 +179,11 @@ class BoundaryCounter:
         self.leave_to_script()
         return self._cross()
 
+    def pass_another(self) -> Sequence[int]:
+        """Count a boundary that a trainer marks, beside those of the hooks. Return signals to deliver."""
+        self.settle_steps()
+        return self._cross()
+
     def leave_to_script(self) -> None:
         """Count only boundaries that the script marks itself, from now on."""
         self.explicit = True

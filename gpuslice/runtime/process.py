@@ -95,6 +95,10 @@ class Process:
         The run report, which collects the switches.
     membership
         The ranks of an elastic job that train, if a scheduler says so.
+    for_restart
+        True if another process is to go on from the snapshot of the suspend that was ordered.
+    checkpointing
+        True while a checkpoint is begun. A state that takes long to save is saved in these two cases only.
     common_snapshots
         What the ranks of a named gang know of each other's snapshots, if each goes on from its own.
     """
@@ -109,6 +113,7 @@ class Process:
         self.arguments = list(sys.argv)  # scripts change them
         self.command = OwnCommand()
         self.membership: Membership | None = None
+        self.for_restart = self.checkpointing = False
         self.common_snapshots: CommonSnapshots | None = None
         launch = os.environ.get(LAUNCH, "")
         self.report = Report(self.report_path(), job=settings.job, rank=identity.rank, launch=launch)

@@ -58,6 +58,13 @@ class Saving:
         )
 
     def _save(self, hasty: Collection[str], *, explicit: bool) -> BackgroundSnapshot | None:
+        self._process.checkpointing = True
+        try:
+            return self._save_if_possible(hasty, explicit=explicit)
+        finally:
+            self._process.checkpointing = False
+
+    def _save_if_possible(self, hasty: Collection[str], *, explicit: bool) -> BackgroundSnapshot | None:
         process, suspension = self._process, self._suspension
         attached, common = process.attached, process.common_snapshots
         if attached is None or suspension.obstacle() is not Obstacle.NONE:

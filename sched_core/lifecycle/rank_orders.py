@@ -39,7 +39,8 @@ def aim(state: State, job: Gang, stop_at: int) -> None:
 
 def tell_to_stop(state: State, job: Gang, rank: Rank) -> None:
     """Tell ``rank`` the boundary at which the gang is to stop."""
-    state.tell(job, rank.number, Suspend(epoch=job.epoch, stop_at=job.asked.stop_at))
+    leaves = job.keep is not None or state.nodes.misplaced(job)
+    state.tell(job, rank.number, Suspend(epoch=job.epoch, stop_at=job.asked.stop_at, for_restart=leaves))
 
 
 def let_run_to_the_end(state: State, job: Gang) -> None:
