@@ -86,6 +86,10 @@ def _compiles(flag: str, program: str) -> bool:
 RAY_TRAINERS = ("ray.train.v2.torch.torch_trainer", "ray.train.torch.torch_trainer")
 
 
+#: Modules with trainers that `gpuslice.frameworks` restarts by their own checkpoints.
+TRAINERS = ("transformers.trainer", "lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+
+
 class AfterImport:
     """A finder that calls `first` right before a module is imported and `then` after.
 
@@ -328,6 +332,11 @@ def change_trainer(name: str) -> None:
     _install_or_warn(lambda: importlib.import_module("gpuslice.hooks.ray_trainer").install(name))
 
 
+def restart_trainer(name: str) -> None:
+    """Make the trainer in module ``name`` go on from the job's newest snapshot."""
+    _install_or_warn(lambda: importlib.import_module("gpuslice.frameworks.adapters").install(name))
+
+
 def prepare_candidate() -> None:
     """Prepare this process to notice that it becomes a rank."""
     _install_or_warn(lambda: importlib.import_module("gpuslice.hooks.candidates").prepare())
@@ -381,6 +390,8 @@ if __name__ == "sitecustomize":
         sys.meta_path.insert(0, AfterImport("torch", lambda: install_hooks(early_threads), load_shim))
         for trainer in RAY_TRAINERS:
             sys.meta_path.insert(0, AfterImport(trainer, functools.partial(change_trainer, trainer)))
+        for trainer in TRAINERS if os.environ.get("GPUSLICE_JOB") else ():
+            sys.meta_path.insert(0, AfterImport(trainer, functools.partial(restart_trainer, trainer)))
     elif may_join(os.environ, sys.orig_argv):
         MainThreadCalls().watch()
         sys.meta_path.insert(0, AfterImport("torch", prepare_candidate, load_shim))
