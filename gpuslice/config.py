@@ -145,6 +145,10 @@ def variable(field: str) -> str:
 
 #: The variable of a job whose snapshots are to be removed before its command is started.
 BEGIN_ANEW = variable("begin_anew")
+#: The variable of a process that is started before its turn: the file at which it waits.
+GATE = variable("gate")
+#: What that file says: the process may go on, and it waits.
+GO, WAITS = b"g", b"w"
 
 
 def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
+from gpuslice.agent import start_ahead
 from gpuslice.agent.boundary_watchdog import BoundaryWatchdog
 from gpuslice.agent.gpu_names import GpuNames
 from gpuslice.agent.import_ahead import import_ahead
@@ -117,6 +118,9 @@ class Agent:
             self._link.start()
             self._begin(os.environ[_LEASE])
             return
+        if start_ahead.is_ahead():
+            import_ahead()
+            start_ahead.wait()
         self._link.start()
         if self._orders.quiet_for(AT_ONCE_S):
             import_ahead()

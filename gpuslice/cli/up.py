@@ -247,6 +247,7 @@ def command(
                 spill_limit,
                 profiles=() if profiles is None else read_profiles(profiles),
                 sockets=sockets,
+                starts_ahead=others is not None,
             )
         )
 

@@ -74,6 +74,8 @@ class Setup:
         What is known of pairs of scripts, for a policy that packs.
     sockets
         On how many sockets the devices lie, in equal parts and in their order.
+    starts_ahead
+        True if a job that changes its node has its process started there before its state has come.
     core_version
         Version of the core that makes the decisions.
     """
@@ -90,6 +92,7 @@ class Setup:
     spill_limit: Word = ""
     profiles: tuple[PairPrior, ...] = ()
     sockets: Count = 1
+    starts_ahead: bool = False
     core_version: Count = CORE_VERSION
 
     @property
@@ -129,6 +132,7 @@ class Setup:
             device_memory_bytes=self.device_memory_bytes,
             sockets=self.sockets,
             make_policy=lambda name, options: replace(self, policy=name, options=options).make_policy(),
+            starts_ahead=self.starts_ahead,
         )
 
     def environ(self) -> dict[str, str]:

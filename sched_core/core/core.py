@@ -15,7 +15,7 @@ from types import MappingProxyType
 from gpuslice.sched_core.allocation.allocation import Allocation
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.ledger import Ledger
-from gpuslice.sched_core.lifecycle import launching
+from gpuslice.sched_core.lifecycle import ahead, launching
 from gpuslice.sched_core.lifecycle.events import (
     Adjusted,
     ArraySubmitted,
@@ -52,6 +52,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Undrained,
     Unpaused,
     Unreserved,
+    WaitsAhead,
     WakeAt,
     Weighted,
     Woken,
@@ -100,6 +101,8 @@ class Core:
         The number of CPU sockets of each node. The node's devices belong to them in equal parts, in order.
     make_policy
         Makes the policies that ``SettingsChanged`` asks for. None: there is no other policy.
+    starts_ahead
+        True if a job that changes its node has its process started there before its state has come.
 
     Attributes
     ----------
@@ -119,8 +122,10 @@ class Core:
         device_memory_bytes: int = 0,
         sockets: int = 1,
         make_policy: MakePolicy | None = None,
+        starts_ahead: bool = False,
     ) -> None:
-        nodes = NodeMap(devices, sockets, spread=placement_of(policy) == "spread")
+        spread = placement_of(policy) == "spread"
+        nodes = NodeMap(devices, sockets, spread=spread, starts_ahead=starts_ahead)
         ledger = Ledger(nodes.cluster, policy.name)
         costs = SwitchCosts(switch_share, tuple(devices))
         self.state = State(tuple(devices), nodes, ledger, costs, device_memory_bytes=device_memory_bytes)
@@ -193,6 +198,8 @@ class Core:
                 launching.exited(state, state.known(event.job, event), event, now)
             case Brought() | StateWaits() | PortFound():
                 launching.take(state, state.known(event.job, event), event, now)
+            case WaitsAhead():
+                ahead.waits(state, state.known(event.job, event), event, now)
             case Cancelled() | Held() | Released() | Moved() | Weighted() | Adjusted() | Requeued():
                 owner_requests.apply(state, allocation, state.known(event.job, event), event, now)
             case Paused() | Unpaused() | Drained() | Undrained() | Reserved() | Unreserved():

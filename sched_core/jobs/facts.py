@@ -256,6 +256,10 @@ class Relocation(msgspec.Struct):
         On its way to other nodes: its steps, and the bytes of its state; 0 bytes: not known.
     refused
         Why its last move to other devices did not succeed. Empty if it did, and while it is under way.
+    ahead
+        The node where a process was started ahead, and of which attempt. None: nowhere.
+    trains_until_s
+        Until when the job trains on at most because a process is started ahead. 0: it has not waited yet.
     """
 
     insisted: bool = False
@@ -268,6 +272,25 @@ class Relocation(msgspec.Struct):
     steps: int = 0
     state_bytes: int = 0
     refused: str = ""
+    ahead: tuple[int, int] | None = None
+    trains_until_s: float = 0.0
+
+    def start_ahead(self, node: int, attempt: int) -> None:
+        """Note that a process of ``attempt`` is started ahead on ``node``."""
+        self.ahead = (node, attempt)
+
+    def forget_ahead(self, *, settled: bool) -> None:
+        """Note that no process is there any more that was started ahead.
+
+        ``settled`` is False if the job is still to leave. It does not wait for another process then.
+        """
+        self.ahead = None
+        if settled:
+            self.trains_until_s = 0.0
+
+    def train_until(self, until_s: float) -> None:
+        """Note until when the job trains on at most. That is not put off."""
+        self.trains_until_s = min(until_s, self.trains_until_s or until_s)
 
     def leave_node(self, now: float, *, loses_time: bool) -> None:
         """Note that the processes are told to end, to be started on other nodes.

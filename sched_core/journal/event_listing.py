@@ -19,6 +19,7 @@ from gpuslice.sched_core.lifecycle.events import (
     SettingsChanged,
     Submitted,
     TakenOver,
+    WaitsAhead,
     Woken,
     job_of,
     named,
@@ -53,7 +54,7 @@ def history(journal: Journal, after: int) -> History:
 
 
 def _dull(event: Event) -> bool:
-    return isinstance(event, Computed | DevicesUsed | Limited | PortFound | Woken) or (
+    return isinstance(event, Computed | DevicesUsed | Limited | PortFound | WaitsAhead | Woken) or (
         isinstance(event, Reported) and isinstance(event.message, Progress)
     )
 

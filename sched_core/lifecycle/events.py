@@ -138,6 +138,13 @@ class PortFound(msgspec.Struct, frozen=True, tag="port_found"):
     port: PortNumber
 
 
+class WaitsAhead(msgspec.Struct, frozen=True, tag="waits_ahead"):
+    """The answer to ``StartAhead``: the process waits to be launched, or it has ended or could not start."""
+
+    job: JobName
+    attempt: Count
+
+
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
     """The owner's request to cancel the job."""
 
@@ -375,6 +382,7 @@ Event = (
     | Brought
     | StateWaits
     | PortFound
+    | WaitsAhead
     | OwnerRequest
     | DeviceRequest
     | SettingsChanged
@@ -481,6 +489,24 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     port: int = 0
 
 
+class StartAhead(msgspec.Struct, frozen=True, tag="start_ahead"):
+    """The order to start the process of ``attempt`` of ``job`` on ``node``, up to where it would greet.
+
+    It may go on when it is launched. Answered by ``WaitsAhead`` if the job waits for that.
+    """
+
+    job: str
+    attempt: int
+    node: str
+
+
+class GiveUpAhead(msgspec.Struct, frozen=True, tag="give_up_ahead"):
+    """The order to end the process of ``job`` that was started ahead on ``node``."""
+
+    job: str
+    node: str
+
+
 class Tell(msgspec.Struct, frozen=True, tag="tell"):
     """The order to send ``message`` to a rank, or to ``pid`` if that is not the rank's process now."""
 
@@ -528,4 +554,4 @@ class Notice(msgspec.Struct, frozen=True, tag="notice"):
     details: Mapping[str, Plain] = {}
 
 
-Command = Bring | FindPort | Launch | Tell | Kill | WakeAt | Compute | Notice
+Command = Bring | FindPort | StartAhead | GiveUpAhead | Launch | Tell | Kill | WakeAt | Compute | Notice

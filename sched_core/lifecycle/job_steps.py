@@ -9,7 +9,7 @@ from gpuslice.sched_core.jobs.failures import Kind
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import JobState, Trigger
 
-from . import launches, restarts
+from . import ahead, launches, restarts
 from .events import Kill, Notice
 from .rank_orders import NEVER, aim, let_run_to_the_end, resume_parked
 from .state import News, State
@@ -134,6 +134,7 @@ def end(
     job.verdict.conclude(reason, now, blame)
     state.unreconciled.pop(job.id, None)
     state.touch(job)
+    ahead.give_up(state, job)
     state.switch_costs.forget(job)
     state.switch_costs.relocations.forget(job)
     if job.processes_gone:

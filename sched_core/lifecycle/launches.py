@@ -13,6 +13,7 @@ from gpuslice.sched_core.jobs.command import Purpose, Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
 
+from . import ahead
 from .events import Bring, FindPort, Kill, Launch, Notice, Plain
 from .node_map import listed
 from .state import State
@@ -30,6 +31,7 @@ def launch(state: State, job: Gang, now: float) -> None:
     if state.nodes.origin(job):
         job.command.go_on(Stage.BRINGING)
         state.order(bring(state, job))
+        ahead.start_at_goal(state, job)
     else:
         meet(state, job)
 
@@ -59,6 +61,7 @@ def meet(state: State, job: Gang) -> None:
 
 def start(state: State, job: Gang) -> None:
     """Order the shell to start the command of ``job``: it needs nothing more."""
+    ahead.take(state, job)
     job.command.go_on(Stage.STARTED)
     nodes = () if state.nodes.own_only else state.nodes.named(job.nodes)
     state.order(Launch(job.id, job.program, job.attempt, nodes, job.command.port))

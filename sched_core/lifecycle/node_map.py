@@ -25,6 +25,8 @@ class NodeMap:
         The number of CPU sockets of each node. The node's devices belong to them in equal parts, in order.
     spread
         True if the ranks of a job are started on as many nodes as possible, else on as few as possible.
+    starts_ahead
+        True if a process of a job that changes its node is started there before its state has come.
 
     Attributes
     ----------
@@ -32,8 +34,15 @@ class NodeMap:
         All nodes, and the cluster without those that are silent or lost, and without paused devices.
     """
 
-    def __init__(self, devices: Sequence[DeviceName], sockets: int = 1, *, spread: bool = False) -> None:
-        self.spread, self._sockets = spread, sockets
+    def __init__(
+        self,
+        devices: Sequence[DeviceName],
+        sockets: int = 1,
+        *,
+        spread: bool = False,
+        starts_ahead: bool = False,
+    ) -> None:
+        self.spread, self._sockets, self._starts_ahead = spread, sockets, starts_ahead
         self.whole = self.cluster = _cluster(devices, sockets)
         self._names = tuple(devices[self.whole.on(node)[0]].node if devices else "" for node in self.numbers)
         #: The nodes that do not answer, and since when; those of them whose lease has run out.
@@ -206,6 +215,11 @@ class NodeMap:
         if job.spec.relaunch:
             return not job.state_nodes or self.any_silent(job.state_nodes)
         return not job.relocation.stays and (not job.width or job.portable)
+
+    def may_start_ahead(self, job: Gang) -> bool:
+        """Return True if a process of ``job`` may be started on another node before its state is there."""
+        alone = len(job.ranks) == 1 and not job.spec.elastic and not job.spec.relaunch
+        return self._starts_ahead and not self.single and alone and bool(job.state_nodes)
 
     def on_its_way(self, job: Gang) -> bool:
         """Return True if processes of ``job`` are started on another node, and none has greeted yet."""

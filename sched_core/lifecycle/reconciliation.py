@@ -9,7 +9,7 @@ from gpuslice.errors import InvariantError
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import IN_TRANSIT, Trigger
 
-from . import job_steps, launches, restarts, timeouts
+from . import ahead, job_steps, launches, restarts, timeouts
 from .rank_orders import aim, resume_parked
 from .rank_processes import RankProcesses
 from .state import State
@@ -95,6 +95,10 @@ class Reconciliation:
                 job_steps.grant(state, job, job.wanted, rate, now)
             case Step.STOP_LATER:
                 aim(state, job, job.asked.stop_at)
+            case Step.START_AHEAD:
+                ahead.start(state, job, now)
+            case Step.GIVE_UP_AHEAD:
+                ahead.give_up(state, job)
             case Step.COME_AGAIN:
                 resume_parked(state, job)
 
@@ -107,6 +111,9 @@ def _is_there(job: Gang) -> bool:
 
 def _tried_again_s(job: Gang) -> Iterable[float]:
     """Return the times at which the next attempt, move, suspend and resume of ``job`` may be tried."""
-    tries = job.not_before_s, job.refusals.suspend.until_s, job.refusals.resume.until_s
+    tries = (
+        *(job.not_before_s, job.refusals.suspend.until_s, job.refusals.resume.until_s),
+        job.relocation.trains_until_s,
+    )
     moves = job.ready and job.wanted and not job.lease and not job.relocating
     return (*tries, job.relocation.again_s) if moves else tries

@@ -11,6 +11,7 @@ from enum import Enum
 
 from gpuslice.errors import IllegalTransitionError
 from gpuslice.sched_core.jobs.closed_devices import ClosedDevices
+from gpuslice.sched_core.jobs.command import Stage
 from gpuslice.sched_core.jobs.gang import Gang
 from gpuslice.sched_core.jobs.states import Trigger
 from gpuslice.sched_core.ledger import Ledger
@@ -208,6 +209,24 @@ class State:
     def can_leave(self, job: Gang) -> bool:
         """Return True if new processes on another node could continue ``job`` from its state now."""
         return self.nodes.can_leave(job)
+
+    def is_to_start_ahead(self, job: Gang) -> bool:
+        """Return True if the next process of ``job``, which is to leave, is to be started before."""
+        nodes = self.nodes
+        if not nodes.misplaced(job) or not nodes.may_start_ahead(job) or not job.may_have(job.lease):
+            return False
+        if not nodes.can_leave(job) and self.switch_costs.state_bytes(job):
+            return False  # as was seen when it parked
+        return job.relocation.ahead != (nodes.of(job.wanted)[0], job.attempt + 1)
+
+    def is_ahead_in_vain(self, job: Gang) -> bool:
+        """Return True if ``job`` does not go to the node where a process of it was started ahead."""
+        if job.relocation.ahead is None or job.relocating:
+            return False
+        node, _ = job.relocation.ahead
+        if job.command.stage is Stage.BRINGING:
+            return node not in job.nodes
+        return self.nodes.of(job.wanted)[:1] != (node,)
 
     def is_awaiting(self, job: Gang) -> bool:
         """Return True if ``job`` cannot go on without a node that does not answer."""

@@ -6,6 +6,7 @@ Rules
 - Leaving never waits for entering. A job enters once all jobs that do not share its devices have left them.
 - A job whose command was started for another number of devices, or on another node, parks first. Then its
   processes are ended and others are started.
+- A job that goes to another node trains on until its process there has started, if that can be started ahead.
 - A refused suspend or resume is tried again when its pause is over.
 - A job that is to be moved to other processes again and again before it has trained waits ever longer. So it
   trains where its processes are as soon as its devices are there.
@@ -41,6 +42,8 @@ class Step(Enum):
     STOP_LATER = "stop later"  # ranks that parked too early train on to the common boundary
     PUT_AWAY = "put away"  # end its processes, to start others when it is not kept any more
     COME_AGAIN = "come again"  # tell ranks whose resume was refused to resume once more
+    START_AHEAD = "start ahead"  # its next process, on the node that it goes to
+    GIVE_UP_AHEAD = "give up ahead"  # the process that was started on a node that it does not go to
 
 
 class For(Enum):
@@ -96,6 +99,14 @@ class World(Protocol):
         """Return True if ``job`` cannot go on without a node that does not answer."""
         ...
 
+    def is_to_start_ahead(self, job: Gang) -> bool:
+        """Return True if the next process of ``job``, which is to leave, is to be started before."""
+        ...
+
+    def is_ahead_in_vain(self, job: Gang) -> bool:
+        """Return True if ``job`` does not go to the node where a process of it was started ahead."""
+        ...
+
 
 _SETTLED = Waits(For.NOTHING)
 
@@ -112,6 +123,8 @@ def next_step(job: Gang, world: World, now: float) -> Step | Waits:
     """
     if job.state.ended:
         return _SETTLED
+    if job.relocation.ahead is not None and world.is_ahead_in_vain(job):
+        return Step.GIVE_UP_AHEAD
     if world.is_awaiting(job):
         return Waits(For.NODE, reason="waits for a node that is silent")
     if job.relocating and job.lease:
@@ -123,7 +136,7 @@ def next_step(job: Gang, world: World, now: float) -> Step | Waits:
     if now < job.not_before_s:
         return Waits(For.MOMENT, job.not_before_s, "waits for its next attempt")
     if job.state is JobState.RUNNING and job.lease != job.wanted:
-        return _leave(job, now)
+        return _leave(job, world, now)
     if job.needs_relaunch and job.command.launched and job.allows(Trigger.RELAUNCH):
         return _relaunch(job, now)
     if job.state in (JobState.QUEUED, JobState.SUSPENDED):
@@ -140,12 +153,18 @@ def _put_away(job: Gang) -> Step | Waits:
     return Step.PUT_AWAY
 
 
-def _leave(job: Gang, now: float) -> Step | Waits:
+def _leave(job: Gang, world: World, now: float) -> Step | Waits:
     """Return the next step of a job that trains on devices it must leave, or what the job waits for."""
     refused = job.refusals.suspend
     if refused.pauses(now):
         return Waits(For.MOMENT, refused.until_s, "waits to be told again to stop")
-    return Step.KEEP if job.processes.beside else Step.STOP
+    if job.processes.beside:
+        return Step.KEEP
+    if world.is_to_start_ahead(job):
+        return Step.START_AHEAD
+    if job.relocation.ahead is not None and now < job.relocation.trains_until_s:
+        return Waits(For.MOMENT, job.relocation.trains_until_s, "trains until its next process has started")
+    return Step.STOP
 
 
 def _relaunch(job: Gang, now: float) -> Step | Waits:

@@ -30,6 +30,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Event,
     Exited,
     FindPort,
+    GiveUpAhead,
     Kill,
     Launch,
     NodeFound,
@@ -37,16 +38,18 @@ from gpuslice.sched_core.lifecycle.events import (
     NodeSilent,
     PortFound,
     RankGone,
+    StartAhead,
     StateWaits,
+    WaitsAhead,
 )
 from gpuslice.sched_core.lifecycle.launches import bring
 from gpuslice.sched_core.lifecycle.launching import KILLED
 from gpuslice.sched_core.lifecycle.node_map import listed
-from gpuslice.sched_core.nodes.gang_commands import on_node
 from gpuslice.sched_core.nodes.lease import LEASED
 from gpuslice.sched_core.nodes.local_node import LocalNode
 from gpuslice.sched_core.nodes.node import Connection, Node, Reports, Sought
 from gpuslice.sched_core.nodes.remote_nodes import RemoteNode, RemoteNodes
+from gpuslice.sched_core.nodes.rendezvous import on_node
 from gpuslice.sched_core.nodes.transfers import Transfers
 from gpuslice.types import MAX_COUNT, shortened
 
@@ -98,7 +101,7 @@ class JobProcesses:
 
     # The core's orders.
 
-    def perform(self, command: Bring | FindPort | Launch | Kill) -> None:
+    def perform(self, command: Bring | FindPort | StartAhead | GiveUpAhead | Launch | Kill) -> None:
         """Carry out ``command``, if it is not void by now."""
         job = self._core.jobs[command.job]
         match command:
@@ -109,6 +112,10 @@ class JobProcesses:
                 self._bring(command)
             case FindPort() if _waits_for(job, command.attempt, Stage.MEETING):
                 self._node(command.node).find_port(command.job, command.attempt)
+            case StartAhead() if job.relocation.ahead is not None:
+                self._start_ahead(job, command)
+            case GiveUpAhead():
+                self._node(command.node).give_up_ahead(command.job)
             case Launch():
                 for node in dict.fromkeys(command.nodes or ("",)):
                     if _waits_for(job, command.attempt, Stage.STARTED):  # not void by what became of the last
@@ -146,7 +153,7 @@ class JobProcesses:
         if job.told_to_end:
             self.ended(node, Exited(job.id, KILLED, attempt=job.attempt))
             return
-        program, environ = job.program, dict(self._environ(job.spec, len(job.ranks), job.program))
+        program, environ = job.program, self._variables(job, node)
         nodes = self._nodes_of(job)
         if len(set(nodes)) > 1:
             assert self._remote is not None
@@ -154,9 +161,17 @@ class JobProcesses:
             program = on_node(program, nodes, node, host=host, port=job.command.port)
         if job.command.anew:
             environ[BEGIN_ANEW] = "1"
-        if node:
-            environ[LEASED] = "1"  # if the node is lost, it may be started elsewhere
         self._node(node).launch(job.id, program, environ, job.attempt)
+
+    def _start_ahead(self, job: Gang, command: StartAhead) -> None:
+        """Start the process of ``job`` before its turn."""
+        environ = self._variables(job, command.node)
+        self._node(command.node).start_ahead(job.id, job.program, environ, command.attempt)
+
+    def _variables(self, job: Gang, node: str) -> dict[str, str]:
+        """Return the variables that the command of ``job`` gets on ``node`` over its own."""
+        environ = dict(self._environ(job.spec, len(job.ranks), job.program))
+        return {**environ, LEASED: "1"} if node else environ  # if the node is lost, it may start elsewhere
 
     def _end(self, job: Gang, grace_s: float) -> None:
         """End every process of ``job``, and cancel what its command still waits for."""
@@ -317,6 +332,12 @@ class JobProcesses:
         """Report the port at which the ranks of a job are to meet, if it still waits for that."""
         if _waits_for(self._core.jobs[name], attempt, Stage.MEETING):
             self._occur(PortFound(name, attempt, port))
+
+    def waits_ahead(self, name: str, attempt: int) -> None:
+        """Report that a process of a job that was started ahead waits, if the job trains until then."""
+        relocation = self._core.jobs[name].relocation
+        if relocation.trains_until_s and relocation.ahead is not None and relocation.ahead[1] == attempt:
+            self._occur(WaitsAhead(name, attempt))
 
     def _nodes_of(self, job: Gang) -> tuple[str, ...]:
         """Return the node of each rank of ``job``."""

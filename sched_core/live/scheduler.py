@@ -35,6 +35,7 @@ from gpuslice.sched_core.lifecycle.events import (
     DevicesUsed,
     Event,
     FindPort,
+    GiveUpAhead,
     Kept,
     Kill,
     Launch,
@@ -43,6 +44,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Notice,
     OwnerRequest,
     SettingsChanged,
+    StartAhead,
     Submitted,
     Tell,
     WakeAt,
@@ -170,7 +172,7 @@ class Scheduler:
         self._ranks = RankSessions(
             self._processes.send, self._handle, self._processes.greeted, self._processes_of
         )
-        found = (self._processes.missing, self._processes.port_found)
+        found = (self._processes.missing, self._processes.port_found, self._processes.waits_ahead)
         reports = Reports(self._ranks.hear, self._processes.ended, *found)
         try:
             self.local = LocalNode(self.context, directory, self._clock, reports)
@@ -394,7 +396,7 @@ class Scheduler:
         match command:
             case Tell() | WakeAt():
                 pass  # has been done
-            case Bring() | FindPort() | Launch() | Kill():
+            case Bring() | FindPort() | StartAhead() | GiveUpAhead() | Launch() | Kill():
                 self._processes.perform(command)
             case Compute():
                 self._compute(command)

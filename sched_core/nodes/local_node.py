@@ -27,6 +27,8 @@ from .rank_socket import RankSocket
 from .rendezvous import Ports
 
 SOCKET = "scheduler.sock"
+#: Interval at which to look whether a command that was started before its turn waits.
+_AHEAD_MS = 50
 
 
 def rank_endpoint(directory: Path) -> str:
@@ -94,14 +96,29 @@ class LocalNode:
         """
         if self.processes.launched(job, attempt):
             return
-        who = {"socket": self.endpoint, "attempt": str(attempt)}
-        environ = {**environ, **{config.variable(name): value for name, value in who.items()}}
         try:
+            environ = self._environ(environ, attempt)
             descriptor = self.processes.launch(job, program, environ, attempt=attempt)
         except (OSError, ValueError) as error:
             self.refuse(job, attempt, f"{CANNOT_START}{_reason(error, program.directory)}")
             return
         self._watched.register(descriptor, select.EPOLLIN)
+
+    def start_ahead(self, job: str, program: Program, environ: Mapping[str, str], attempt: int) -> None:
+        """Start the command of ``job`` before its turn. Report when it waits, or that this is impossible."""
+        try:
+            self.processes.ahead.start(job, program, self._environ(environ, attempt), attempt)
+        except (OSError, ValueError):  # it is tried again, and the reason told, when its turn comes
+            self._reports.waits_ahead(job, attempt)
+
+    def give_up_ahead(self, job: str) -> None:
+        """End the command of ``job`` that was started before its turn, if there is one."""
+        self.processes.ahead.give_up(job)
+
+    def _environ(self, environ: Mapping[str, str], attempt: int) -> dict[str, str]:
+        """Return ``environ`` with what a command of this node is told besides."""
+        who = {"socket": self.endpoint, "attempt": str(attempt)}
+        return {**environ, **{config.variable(name): value for name, value in who.items()}}
 
     def refuse(self, job: str, attempt: int, said: str) -> None:
         """Report that an attempt of ``job`` cannot be started. What is ``said`` of it goes to its errors."""
@@ -179,6 +196,8 @@ class LocalNode:
             self._tell_end(end)
         for job, attempt in self.processes.enforce(self._clock.now()):
             kill_orphans(job, self.endpoint, attempt)
+        for job, attempt in self.processes.ahead.arrived():
+            self._reports.waits_ahead(job, attempt)
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -187,8 +206,10 @@ class LocalNode:
 
     @property
     def pause_ms(self) -> int | None:
-        """How long to wait, in ms, before ``attend`` is called for last messages; None if none are due."""
-        return PAUSE_MS if self._ends else None
+        """How long to wait, in ms, before ``attend`` is called though nothing happens; None if not at all."""
+        if self._ends:
+            return PAUSE_MS
+        return _AHEAD_MS if self.processes.ahead else None
 
     def close(self) -> None:
         """Stop watching. The socket belongs to the context."""

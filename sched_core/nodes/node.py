@@ -65,18 +65,24 @@ class Reports:
         Called with the node's name, a job and its attempt that was sought, if its command was never started.
     port_found
         Called with a job, which attempt of it, and the port at which its ranks meet.
+    waits_ahead
+        Called with a job and its attempt when its command, which was started ahead, waits for its turn.
+        Called, too, if it has ended or could not be started.
     """
 
     heard: Callable[[Connection, int, bytes], object]
     ended: Callable[[str, Exited | RankGone], object]
     missing: Callable[[str, str, int], object]
     port_found: Callable[[str, int, int], object]
+    waits_ahead: Callable[[str, int], object] = lambda job, attempt: None
 
 
 class Node(Protocol):
     """The interface of a node. See ``local_node.LocalNode``."""
 
     def launch(self, job: str, program: Program, environ: Mapping[str, str], attempt: int) -> None: ...
+    def start_ahead(self, job: str, program: Program, environ: Mapping[str, str], attempt: int) -> None: ...
+    def give_up_ahead(self, job: str) -> None: ...
     def find_port(self, job: str, attempt: int) -> None: ...
     def find(self, sought: Sought) -> None: ...
     def watch_rank(self, job: str, attempt: int, rank: int, pid: int, identity: bytes) -> None: ...

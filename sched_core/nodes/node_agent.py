@@ -41,6 +41,7 @@ from .node_wire import (
     Forget,
     FromNode,
     FromRank,
+    GiveUpAhead,
     Heard,
     Joined,
     Leave,
@@ -50,15 +51,19 @@ from .node_wire import (
     Rejoin,
     Serve,
     Start,
+    StartAhead,
     Stored,
     ToNode,
     ToRank,
+    WaitsAhead,
     WatchRank,
     decode_to_node,
     encode,
 )
 
 _Send = Callable[[FromNode], object]
+#: Start a command in its turn, and before its turn.
+_Starts = tuple[Callable[[LocalNode, Start], object], Callable[[LocalNode, StartAhead], object]]
 #: Interval at which to look for new output of jobs.
 _LOOK_MS = 200
 _AGAIN_MS = 200
@@ -213,7 +218,8 @@ class NodeAgent:
             self._session.close()
         while self._socket.poll(0):
             self._socket.recv()
-        self._session = _Session(self._directory, self._start, self._clock, self._send)
+        starts = self._start, self._start_ahead
+        self._session = _Session(self._directory, starts, self._clock, self._send)
         running = self._session.running()
         facts = self._facts()
         self._send(Joined(version=VERSION, beat=self._lease.sent(), running=running, facts=facts))
@@ -226,6 +232,14 @@ class NodeAgent:
         else:
             self._lease.started(order.job)
             node.launch(order.job, program, {**order.environ, **self._environ}, order.attempt)
+
+    def _start_ahead(self, node: LocalNode, order: StartAhead) -> None:
+        """Start a job's command before its turn. What is in the way is told when its turn comes."""
+        program, problem = self._adapt(order.program)
+        if problem:
+            self._send(WaitsAhead(job=order.job, attempt=order.attempt))
+        else:
+            node.start_ahead(order.job, program, {**order.environ, **self._environ}, order.attempt)
 
     def _receive(self) -> None:
         while self._session is not None and self._socket.poll(0):
@@ -260,14 +274,12 @@ class NodeAgent:
 class _Session:
     """The agent's state while it is connected."""
 
-    def __init__(
-        self, directory: Path, start: Callable[[LocalNode, Start], object], clock: Clock, send: _Send
-    ) -> None:
+    def __init__(self, directory: Path, starts: _Starts, clock: Clock, send: _Send) -> None:
         self._send = send
-        self._start = start
+        self._start, self._start_ahead = starts
         #: A context of its own: its end also closes the socket, and frees the path.
         self._context = zmq.Context()
-        reports = Reports(self._heard, self._ended, self._missing, self._port_found)
+        reports = Reports(self._heard, self._ended, self._missing, self._port_found, self._waits_ahead)
         self.node = LocalNode(self._context, directory, clock, reports)
         self._directory = directory
         self._tails = LogTails(self.node.processes.log, send)
@@ -308,6 +320,10 @@ class _Session:
             case Start():
                 self._tails.follow(message.job, message.copied)
                 self._start(self.node, message)
+            case StartAhead():
+                self._start_ahead(self.node, message)
+            case GiveUpAhead():
+                self.node.give_up_ahead(message.job)
             case FindPort():
                 self.node.find_port(message.job, message.attempt)
             case Find():
@@ -340,6 +356,9 @@ class _Session:
 
     def _port_found(self, job: str, attempt: int, port: int) -> None:
         self._send(PortFound(job=job, attempt=attempt, port=port))
+
+    def _waits_ahead(self, job: str, attempt: int) -> None:
+        self._send(WaitsAhead(job=job, attempt=attempt))
 
     def _tell_exits(self) -> None:
         """Report ended commands, each after all of its output was stored."""

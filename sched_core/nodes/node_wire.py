@@ -19,7 +19,7 @@ from gpuslice.wire import MAX_MESSAGE_BYTES, decode_frame
 
 from .node import Sought
 
-VERSION = 6
+VERSION = 7
 #: Room for a rank's longest message, or a command with its environment, and the frame around it.
 MAX_BYTES = 4 * MAX_MESSAGE_BYTES
 BEAT_S = 1.0
@@ -48,6 +48,21 @@ class Start(NodeMessage, tag="start", frozen=True):
     program: Program
     environ: dict[VariableName, Word]
     copied: tuple[ByteCount, ByteCount] = (0, 0)
+
+
+class StartAhead(NodeMessage, tag="start_ahead", frozen=True):
+    """Order: start the command of a job up to its gate (started_ahead.py). ``Start`` then lets it go on."""
+
+    job: JobName
+    attempt: Count
+    program: Program
+    environ: dict[VariableName, Word]
+
+
+class GiveUpAhead(NodeMessage, tag="give_up_ahead", frozen=True):
+    """Order: end the command of a job that waits at its gate, if there is one."""
+
+    job: JobName
 
 
 class FindPort(NodeMessage, tag="find_port", frozen=True):
@@ -164,6 +179,13 @@ class PortFound(NodeMessage, tag="port_found", frozen=True):
     port: PortNumber
 
 
+class WaitsAhead(NodeMessage, tag="waits_ahead", frozen=True):
+    """Report: the command of that attempt waits at its gate. Or it has ended, or could not be started."""
+
+    job: JobName
+    attempt: Count
+
+
 class Printed(NodeMessage, tag="printed", frozen=True):
     """Output of a job from byte ``offset`` on. The next part follows when this one is stored."""
 
@@ -184,8 +206,9 @@ class Beat(NodeMessage, tag="beat", frozen=True):
     facts: bytes = b""
 
 
-ToNode = Start | FindPort | Find | WatchRank | ToRank | End | Stored | Heard | Rejoin | Serve | Forget | Leave
-FromNode = Joined | FromRank | Ended | Missing | PortFound | Printed | Left | Beat
+_ToSession = Start | StartAhead | GiveUpAhead | FindPort | Find | WatchRank | ToRank | End | Stored
+ToNode = _ToSession | Heard | Rejoin | Serve | Forget | Leave
+FromNode = Joined | FromRank | Ended | Missing | PortFound | WaitsAhead | Printed | Left | Beat
 
 _WHAT = "a message of a node"
 _encoder = msgspec.msgpack.Encoder()

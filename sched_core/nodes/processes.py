@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,13 +21,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpuslice.clock import Clock
-from gpuslice.config import BEGIN_ANEW
 from gpuslice.errors import EnvironmentUnusableError
 from gpuslice.sched_core.jobs.failures import ATTEMPT_MARK, TAIL_BYTES, telling
 from gpuslice.sched_core.jobs.program import Program
 from gpuslice.sched_core.lifecycle.events import Event, Exited, RankGone
 
-from . import exit_record, supervisor
+from . import exit_record
+from .started_ahead import StartedAhead, spawn
 
 #: Time between SIGTERM and SIGKILL for processes without a grace of their own,
 #: and for those that the command has not asked to end within its grace.
@@ -106,10 +105,16 @@ class Processes:
     ----------
     logs
         Directory for ``<job>.out``, ``<job>.err`` and the supervisor's record, ``<job>.exit``.
+
+    Attributes
+    ----------
+    ahead
+        The commands that were started before their turn.
     """
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
+        self.ahead = StartedAhead(logs, self._spawn)
         self._commands: dict[int, _Command] = {}
         self._ranks: dict[int, _Rank] = {}
         #: Times at which attempts that were asked to end are forced: all of their processes are asked; if
@@ -127,35 +132,23 @@ class Processes:
         OSError
             If it cannot be started.
         """
-        argv = program.argv
-        if BEGIN_ANEW in extra:
-            argv = (sys.executable, "-I", "-m", "gpuslice.training.begin_anew", *argv)
+        record = self._record(job, attempt)
         self._forget_end(_Attempt(job, attempt))
-        with (
-            uninterrupted(),
-            self.log(job, "out").open("ab") as out,
-            self.log(job, "err").open("ab") as err,
-        ):
+        with uninterrupted():
             if attempt:
-                err.write(f"{ATTEMPT_MARK}{attempt + 1}\n".encode())
-                err.flush()
-            inherited = exit_record.create(self._record(job, attempt))
-            try:
-                process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", supervisor.__file__, str(inherited), *argv],
-                    cwd=program.directory,
-                    env={**program.environ, **extra},
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    pass_fds=[inherited],
-                    start_new_session=True,
-                )
-            finally:
-                os.close(inherited)
+                with self.log(job, "err").open("ab") as err:
+                    err.write(f"{ATTEMPT_MARK}{attempt + 1}\n".encode())
+            process = self.ahead.take(job, program, extra, attempt, record)
+            if process is None:
+                process = self._spawn(job, program, extra, record)
             descriptor = watch(process)
             self._commands[descriptor] = _Command(job, attempt, process.pid, process)
         return descriptor
+
+    def _spawn(
+        self, job: str, program: Program, extra: Mapping[str, str], record: Path
+    ) -> subprocess.Popen[bytes]:
+        return spawn(program, extra, self.log(job, "out"), self.log(job, "err"), record)
 
     def launched(self, job: str, attempt: int) -> bool:
         """Return True if the command of that attempt of ``job`` was started, by whomever."""
@@ -304,7 +297,8 @@ class Processes:
         self._all_asked.discard(one)
 
     def close(self) -> None:
-        """Stop watching. Running processes go on."""
+        """Stop watching. Running processes go on, but for those that were started before their turn."""
+        self.ahead.close()
         for descriptor in self.descriptors:
             os.close(descriptor)
         _left.extend(one.child for one in self._commands.values() if one.child is not None)

@@ -28,6 +28,7 @@ from .node_wire import (
     FindPort,
     FromNode,
     FromRank,
+    GiveUpAhead,
     Heard,
     Joined,
     Leave,
@@ -38,9 +39,11 @@ from .node_wire import (
     Rejoin,
     Serve,
     Start,
+    StartAhead,
     Stored,
     ToNode,
     ToRank,
+    WaitsAhead,
     WatchRank,
     decode_from_node,
     encode,
@@ -102,6 +105,14 @@ class RemoteNode:
         """Start the command of ``job`` there."""
         copied = self._logs.copied(job, self.name)
         self.tell(Start(job=job, attempt=attempt, program=program, environ=dict(environ), copied=copied))
+
+    def start_ahead(self, job: str, program: Program, environ: Mapping[str, str], attempt: int) -> None:
+        """Start the command of ``job`` there before its turn."""
+        self.tell(StartAhead(job=job, attempt=attempt, program=program, environ=dict(environ)))
+
+    def give_up_ahead(self, job: str) -> None:
+        """End the command of ``job`` that was started there before its turn, if there is one."""
+        self.tell(GiveUpAhead(job=job))
 
     def find_port(self, job: str, attempt: int) -> None:
         """Ask at which of the node's ports the ranks of that attempt meet."""
@@ -328,6 +339,8 @@ class RemoteNodes:
                 self._reports.missing(node.name, message.job, message.attempt)
             case PortFound():
                 self._reports.port_found(message.job, message.attempt, message.port)
+            case WaitsAhead():
+                self._reports.waits_ahead(message.job, message.attempt)
             case Printed():
                 end = self._logs.store(node.name, message)
                 node.tell(Stored(job=message.job, stream=message.stream, end=end))

@@ -321,6 +321,12 @@ def load_shim() -> None:
         raise SystemExit(error.exit_code) from None
 
 
+def wait_if_ahead() -> None:
+    """Wait if this process was started before its turn and its script is not to run yet."""
+    if "GPUSLICE_GATE" in os.environ:
+        importlib.import_module("gpuslice.agent.start_ahead").begin(*program_of(sys.orig_argv))
+
+
 def install_hooks(early: EarlyThreads | None = None) -> None:
     """Install the hooks. If that fails, report it and go on, unless the user asked for suspends."""
     os.environ[ARMED] = f"{os.environ.get('RANK', '')} {os.getpid()}"
@@ -384,6 +390,7 @@ if __name__ == "sitecustomize":
     if packages.needed():
         sys.meta_path.append(packages)
     if trains(os.environ, sys.orig_argv):
+        wait_if_ahead()
         early_threads = EarlyThreads()
         early_threads.watch()
         MainThreadCalls().watch()

@@ -40,6 +40,12 @@ class Surroundings:
     def is_awaiting(self, job: Gang) -> bool:
         return self.awaits
 
+    def is_to_start_ahead(self, job: Gang) -> bool:
+        return False
+
+    def is_ahead_in_vain(self, job: Gang) -> bool:
+        return False
+
 
 def job_in(
     state: JobState,

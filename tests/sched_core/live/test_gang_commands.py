@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuslice.sched_core.jobs.program import Program
-from gpuslice.sched_core.nodes.gang_commands import on_node
+from gpuslice.sched_core.nodes.rendezvous import on_node
 
 STANDALONE = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "train.py")
 

@@ -46,6 +46,7 @@ class Node:
         self.name = name
         self.processes = SimpleNamespace(log=nothing)
         self.started: list[tuple[str, int]] = []
+        self.ahead: list[tuple[str, int]] = []
         self.ports: list[str] = []
         self.sought: list[str] = []
         self.ended: list[str] = []
@@ -59,6 +60,12 @@ class Node:
     def find(self, sought: Sought) -> None:
         self.sought.append(sought.job)
         self.grace_s = sought.grace_s
+
+    def start_ahead(self, job: str, program: Program, environ: object, attempt: int) -> None:
+        self.ahead.append((job, attempt))
+
+    def give_up_ahead(self, job: str) -> None:
+        self.ahead.clear()
 
     def find_port(self, job: str, attempt: int) -> None:
         self.asked.append((job, attempt))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .safety import Safety
 
 RECONNECT_S = 0.3
+AHEAD_S = 4.0
 _PORT = 29500
 
 
@@ -88,6 +89,18 @@ class Machine:
         self.commands[job, attempt] = command
         self._watched.add((job, attempt))
         command.begin()
+
+    def start_ahead(self, job: str, program: Program, environ: Mapping[str, str], attempt: int) -> None:
+        """Start the command of ``job`` up to its gate, which takes a moment; a restarted agent forgets it."""
+        delay_s = self.ground.draws.between(0.0, AHEAD_S, job, attempt, self.name, "ahead")
+        reports = self._reports
+        if reports is not None:
+            self.ground.loop.after(
+                delay_s, lambda: reports.waits_ahead(job, attempt) if self._reports is reports else None
+            )
+
+    def give_up_ahead(self, job: str) -> None:
+        """End the command of ``job`` that waits at its gate: nobody has seen it."""
 
     def find_port(self, job: str, attempt: int) -> None:
         """Tell where the ranks of that attempt are to meet."""
@@ -190,6 +203,7 @@ class RemoteNode:
                 lambda *words: up.send(lambda: reports.ended(*words)),
                 lambda *words: up.send(lambda: reports.missing(*words)),
                 lambda *words: up.send(lambda: reports.port_found(*words)),
+                lambda *words: up.send(lambda: reports.waits_ahead(*words)),
             )
         )
 
@@ -206,6 +220,12 @@ class RemoteNode:
 
     def launch(self, job: str, program: Program, environ: Mapping[str, str], attempt: int) -> None:
         self.tell(lambda: self.machine.launch(job, program, environ, attempt))
+
+    def start_ahead(self, job: str, program: Program, environ: Mapping[str, str], attempt: int) -> None:
+        self.tell(lambda: self.machine.start_ahead(job, program, environ, attempt))
+
+    def give_up_ahead(self, job: str) -> None:
+        self.tell(lambda: self.machine.give_up_ahead(job))
 
     def find_port(self, job: str, attempt: int) -> None:
         self.tell(lambda: self.machine.find_port(job, attempt))

@@ -112,6 +112,7 @@ class Scenario:
     prestart: int | None = None
     quotas: dict[str, int] = field(default_factory=dict)
     device_memory_bytes: int = 0
+    starts_ahead: bool = False
     jobs: tuple[JobPlan, ...] = ()
     wishes: tuple[Wish, ...] = ()
     outages: tuple[Outage, ...] = ()
@@ -149,6 +150,7 @@ def draw_scenario(seed: int) -> Scenario:
         prestart=draws.choice([None, None, 0, 1, 2], "prestart"),
         quotas={"t": 2} if draws.chance(0.3, "quotas") and len(nodes) * per_node > 1 else {},
         device_memory_bytes=draws.choice([0, 8], "memory"),
+        starts_ahead=draws.chance(0.5, "starts ahead"),
     )
     jobs = tuple(_draw_job(draws, scenario, name) for name in "abcdef"[: draws.number(2, 6, "jobs")])
     return replace(

@@ -21,6 +21,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Computed,
     Event,
     FindPort,
+    GiveUpAhead,
     Kill,
     Launch,
     Limited,
@@ -28,6 +29,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Notice,
     RankGone,
     Reported,
+    StartAhead,
     Submitted,
     Tell,
     WakeAt,
@@ -85,6 +87,7 @@ def todays_core(scenario: Scenario) -> Core:
         quotas=scenario.quotas,
         device_memory_bytes=scenario.device_memory_bytes,
         make_policy=make_policy,
+        starts_ahead=scenario.starts_ahead,
     )
 
 
@@ -162,7 +165,8 @@ class Scheduler:
             self._processes.send, self.handle, self._processes.greeted, self._processes_of
         )
         reports = Reports(
-            self._hear, self._processes.ended, self._processes.missing, self._processes.port_found
+            *(self._hear, self._processes.ended, self._processes.missing),
+            *(self._processes.port_found, self._processes.waits_ahead),
         )
         here = cast(LocalNode, UntilClosed(local, lambda: self._closed))
         self._processes.begin(here, cast(Any, remote), reports, self._sessions.forget)
@@ -248,7 +252,7 @@ class Scheduler:
         if self._closed:
             return
         match command:
-            case Bring() | FindPort() | Launch() | Kill():
+            case Bring() | FindPort() | StartAhead() | GiveUpAhead() | Launch() | Kill():
                 if not self._dies(False):
                     self._processes.perform(command)
                     self._dies(True)
