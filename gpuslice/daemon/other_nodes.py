@@ -35,6 +35,8 @@ from gpuslice.types import DeviceName, Word
 _FILE = "nodes.json"
 #: What the transfer of a job is told, in the directory of the nodes.
 _BRING = "bring-{}.json"
+#: The beginning of the command of a process that talks to Ray or ssh.
+_AGENTS = (sys.executable, "-m", "gpuslice.node_agents.agents")
 #: The longest wait for an engine that starts, or that ends, what is on the nodes.
 _BEGIN_S, _END_S = 240.0, 30.0
 #: At the end, what ssh has begun on a node may take so long: it cannot be called off.
@@ -170,6 +172,7 @@ class OtherNodes:
                     clock,
                     lost_after_s=self._lost_after_s,
                     transfer=self.bring,
+                    standby=(*_AGENTS, "standby", "ssh" if self._wanted.hosts else "ray"),
                 )
                 break
             except EnvironmentUnusableError:
@@ -301,7 +304,7 @@ class OtherNodes:
         path = self._directory / "nodes" / _BRING.format(job)  # that process removes it: keys are in it
         path.parent.mkdir(mode=0o700, exist_ok=True)
         replace_file(path, msgspec.json.encode(wanted))
-        return [sys.executable, "-m", "gpuslice.node_agents.agents", "bring", job, str(path)]
+        return [*_AGENTS, "bring", job, str(path)]
 
     def _ask(self, word: str, wanted: Wanted, limit_s: float = _BEGIN_S) -> Answer:
         """Ask Ray or ssh for something by a process of its own. Return the answer."""

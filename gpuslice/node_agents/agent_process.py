@@ -10,8 +10,10 @@ import logging
 import os
 import signal
 import sys
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -25,6 +27,9 @@ from gpuslice.sched_core.jobs.program import Program
 
 from . import preflight
 from .own_terms import problem, translated
+
+if TYPE_CHECKING:
+    from gpuslice.nodes.end_process import Ends
 
 CONFIG, LOG = "agent.json", "agent.log"
 #: Exit code of an agent that was not told to leave.
@@ -44,6 +49,7 @@ def main(directory: Path, *, by_stdin: bool = False) -> None:
     told = sys.stdin.buffer.read() if by_stdin else (directory / CONFIG).read_bytes()
     known = msgspec.json.decode(told, type=Config)
     keys = KeyPair(known.public.encode(), known.secret.encode())
+    ends = cache(partial(_ends, known, directory))
     present = preflight.PresentFacts(known.devices, known.working_directory)
     watch = UserWatch(UserLook(known.devices, directory))
     if any(device.startswith("cuda") for device in known.devices):
@@ -61,7 +67,8 @@ def main(directory: Path, *, by_stdin: bool = False) -> None:
         logs=known.logs,
         environ=_environ(known),
         adapt=_adapted,
-        serve=lambda channel: _serve(channel, known, directory),
+        serve=lambda channel: _start_end(lambda: ends().start(channel)),
+        stand_by=lambda: _start_end(lambda: ends().stand_by()),
         forget=partial(forget, directory),
         facts=lambda: msgspec.json.encode(replace(present.now(), users=watch.users)),
     ) as agent:
@@ -72,18 +79,22 @@ def main(directory: Path, *, by_stdin: bool = False) -> None:
             sys.exit(_STOPPED)
 
 
+def _ends(known: Config, directory: Path) -> Ends:
+    from gpuslice.nodes.end_process import Ends
+
+    return Ends(known, directory, directory / LOG)
+
+
 def _adapted(program: Program) -> tuple[Program, str]:
     """Return a job's program in this node's own terms, and why it cannot be started here."""
     ours = translated(program)
     return ours, problem(ours)
 
 
-def _serve(channel: str, known: Config, directory: Path) -> None:
+def _start_end(start: Callable[[], object]) -> None:
     """Start a process that sends or receives snapshots."""
-    from gpuslice.nodes.end_process import start
-
     try:
-        start(channel, known, directory, directory / LOG)
+        start()
     except OSError as error:  # who waits for it will say that it did not come
         sys.stderr.write(f"gpuslice: no process for a snapshot could be started: {error}\n")
 

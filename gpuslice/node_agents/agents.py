@@ -5,6 +5,8 @@
     python -m gpuslice.node_agents.agents end              what is left of them ends
     python -m gpuslice.node_agents.agents bring JOB FILE   a job's newest snapshot to the nodes of its ranks
 
+    python -m gpuslice.node_agents.agents standby ssh|ray  the last of these, whose words come by stdin
+
 Each reads a ``Wanted`` from stdin or that file, as JSON. The first three write an ``Answer`` to stdout; the
 last one writes there how far it has come (``transfers.tell_progress``).
 """
@@ -12,6 +14,7 @@ last one writes there how far it has come (``transfers.tell_progress``).
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import signal
 import sys
@@ -73,6 +76,17 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+def _words_of_standby(engine: str) -> list[str]:
+    """Return the words of the command that this process is to run, once it is needed. Empty: it is not.
+
+    What that takes is imported before.
+    """
+    _end_with_parent()
+    importlib.import_module(f".{engine}_engine", __package__)
+    said = sys.stdin.buffer.read()
+    return [] if not said else msgspec.json.decode(said, type=list[str])[-3:]
+
+
 def main(words: Sequence[str]) -> None:
     """Run the command in ``words``."""
     if len(words) > 2:
@@ -99,12 +113,15 @@ def main(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    words = sys.argv[1:]
     try:
-        main(sys.argv[1:])
+        if words[:1] == ["standby"] and not (words := _words_of_standby(words[1])):
+            sys.exit()
+        main(words)
     except GpusliceError as error:
         if sys.argv[1:2] == ["bring"]:
             _forget_messages()
         sys.stderr.write(f"{error.message}\n{error.remedy}\n")
-        if sys.argv[1:2] == ["bring"] and error.exit_code == UNREACHABLE:
+        if words[:1] == ["bring"] and error.exit_code == UNREACHABLE:
             time.sleep(_UNREACHABLE_S)
         sys.exit(error.exit_code)

@@ -80,21 +80,42 @@ class End:
                 raise RemoteProtocolError(f"{method} is not possible")
 
 
-def start(channel: str, config: Config, directory: Path, log: Path) -> None:
-    """Start an end beside an agent."""
-    order = msgspec.json.encode(Order(channel, config, str(directory)))
-    with log.open("ab") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gpuslice.nodes.end_process"],
-            stdin=subprocess.PIPE,
-            stdout=errors,
-            stderr=errors,
-            start_new_session=True,
-        )
-    assert process.stdin is not None
-    with process.stdin as pipe:
-        pipe.write(order)
-    threading.Thread(target=process.wait, daemon=True).start()  # or it would stay a zombie
+class Ends:
+    """Starts ends beside an agent; one may be started before it is needed.
+
+    Parameters
+    ----------
+    config, directory, log
+        How to connect, the agent's directory, and the file for errors.
+    """
+
+    def __init__(self, config: Config, directory: Path, log: Path) -> None:
+        self._config, self._directory, self._log = config, directory, log
+        #: A process that waits for its order. It ends with the agent.
+        self._standby: subprocess.Popen[bytes] | None = None
+
+    def stand_by(self) -> None:
+        """Start a process for the next channel, unless one waits. Raise ``OSError`` if that is impossible."""
+        if self._standby is not None and self._standby.poll() is None:
+            return
+        with self._log.open("ab") as errors:
+            self._standby = subprocess.Popen(
+                [sys.executable, "-m", "gpuslice.nodes.end_process"],
+                stdin=subprocess.PIPE,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    def start(self, channel: str) -> None:
+        """Start an end for that channel. Raise as ``stand_by``."""
+        self.stand_by()
+        process, self._standby = self._standby, None
+        assert process is not None
+        assert process.stdin is not None
+        with process.stdin as pipe:
+            pipe.write(msgspec.json.encode(Order(channel, self._config, str(self._directory))))
+        threading.Thread(target=process.wait, daemon=True).start()  # or it would stay a zombie
 
 
 def serve(order: Order) -> None:
@@ -141,7 +162,8 @@ def _result(served: End, call: Call) -> Result:
 
 if __name__ == "__main__":
     try:
-        serve(msgspec.json.decode(sys.stdin.buffer.read(), type=Order))
+        if order := sys.stdin.buffer.read():  # else its agent has ended
+            serve(msgspec.json.decode(order, type=Order))
     except GpusliceError as error:
         sys.stderr.write(error.lines)
         sys.exit(error.exit_code)

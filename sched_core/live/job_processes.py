@@ -167,6 +167,8 @@ class JobProcesses:
         """Start the process of ``job`` before its turn."""
         environ = self._variables(job, command.node)
         self._node(command.node).start_ahead(job.id, job.program, environ, command.attempt)
+        if self._remote is not None and command.attempt > job.attempt:  # its state is brought later
+            self._remote.stand_by({command.node, *self._nodes_of(job)})
 
     def _variables(self, job: Gang, node: str) -> dict[str, str]:
         """Return the variables that the command of ``job`` gets on ``node`` over its own."""

@@ -50,6 +50,7 @@ from .node_wire import (
     PortFound,
     Rejoin,
     Serve,
+    StandBy,
     Start,
     StartAhead,
     Stored,
@@ -94,6 +95,8 @@ class NodeAgent:
         Returns a job's program as it is started on this node, and why it cannot be; empty if it can.
     serve
         Called with a channel, to start a process that sends or receives snapshots over it.
+    stand_by
+        Called to have such a process ready.
     forget
         Called with jobs whose snapshots are to be removed.
     facts
@@ -117,6 +120,7 @@ class NodeAgent:
         environ: Mapping[str, str] | None = None,
         adapt: Callable[[Program], tuple[Program, str]] = lambda program: (program, ""),
         serve: Callable[[str], object] = lambda channel: None,
+        stand_by: Callable[[], object] = lambda: None,
         forget: Callable[[Sequence[str]], object] = lambda jobs: None,
         facts: Callable[[], bytes] = bytes,
         clock: Clock | None = None,
@@ -129,7 +133,7 @@ class NodeAgent:
         self._environ = dict(environ or {})
         self._adapt = adapt
         self._name = name
-        self._serve = serve
+        self._serve, self._stand_by = serve, stand_by
         self._forget = forget
         self._facts = facts
         self._clock = clock or MonotonicClock()
@@ -257,6 +261,8 @@ class NodeAgent:
                 self._begin()
             elif isinstance(message, Serve):
                 self._serve(message.channel)
+            elif isinstance(message, StandBy):
+                self._stand_by()
             elif isinstance(message, Forget):
                 self._forget(message.jobs)
             elif isinstance(message, Heard):
@@ -338,7 +344,7 @@ class _Session:
                 self.node.end(message.job, message.attempt, grace_s=message.grace_s)
             case Stored():
                 self._tails.stored(message.job, message.stream, message.end)
-            case Heard() | Rejoin() | Serve() | Forget() | Leave():
+            case Heard() | Rejoin() | Serve() | StandBy() | Forget() | Leave():
                 raise AssertionError("that is not a session's to do")
 
     def _heard(self, connection: Connection, pid: int, frame: bytes) -> None:

@@ -128,6 +128,10 @@ class Serve(NodeMessage, tag="serve", frozen=True):
     channel: Word
 
 
+class StandBy(NodeMessage, tag="stand_by", frozen=True):
+    """Order: have a process for snapshots ready, since one is to be sent from here or to here."""
+
+
 class Forget(NodeMessage, tag="forget", frozen=True):
     """Order: remove the snapshots of these jobs, which will never go on."""
 
@@ -207,7 +211,7 @@ class Beat(NodeMessage, tag="beat", frozen=True):
 
 
 _ToSession = Start | StartAhead | GiveUpAhead | FindPort | Find | WatchRank | ToRank | End | Stored
-ToNode = _ToSession | Heard | Rejoin | Serve | Forget | Leave
+ToNode = _ToSession | Heard | Rejoin | Serve | StandBy | Forget | Leave
 FromNode = Joined | FromRank | Ended | Missing | PortFound | WaitsAhead | Printed | Left | Beat
 
 _WHAT = "a message of a node"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from .node_wire import (
     Printed,
     Rejoin,
     Serve,
+    StandBy,
     Start,
     StartAhead,
     Stored,
@@ -157,6 +158,8 @@ class RemoteNodes:
         After so long without a word a node is lost.
     transfer
         What brings the state of a job to another node; ``None``: nothing does, jobs begin anew there.
+    standby
+        As for ``Transfers``.
 
     Attributes
     ----------
@@ -184,9 +187,10 @@ class RemoteNodes:
         *,
         lost_after_s: float = LOST_AFTER_S,
         transfer: Command | None = None,
+        standby: Sequence[str] = (),
     ) -> None:
         self._clock = clock
-        self.transfers = None if transfer is None else Transfers(transfer)
+        self.transfers = None if transfer is None else Transfers(transfer, standby)
         self._lost_after_s = lost_after_s
         self._context = zmq.Context()
         self.authenticator = KeyAuthenticator(self._context, keys)
@@ -250,6 +254,13 @@ class RemoteNodes:
                 self._take(self.nodes[name], decode_from_node(frames[0]))
             except GpusliceError as error:
                 _log.warning("rejected a message of node %s: %s", name, error)
+
+    def stand_by(self, names: Iterable[str]) -> None:
+        """Have processes started, here and on those nodes, for a transfer that is to come."""
+        if self.transfers is not None:
+            self.transfers.stand_by()
+            for name in filter(None, names):
+                self.nodes[name].tell(StandBy())
 
     def await_all(self) -> None:
         """Note that an agent was started on each node, and should join soon."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import struct
@@ -48,11 +49,35 @@ class _Wish(NamedTuple):
     gone: Done | None
 
 
+class _Process(NamedTuple):
+    popen: subprocess.Popen[bytes]
+    errors: IO[bytes]
+    progress: IO[bytes]
+
+    def kill(self) -> None:
+        """Kill the process, and wait for it."""
+        self.popen.kill()
+        self.popen.wait()
+        self.errors.close()
+        self.progress.close()
+
+
 class _Transfer(NamedTuple):
     wish: _Wish
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
     progress: IO[bytes]
+
+
+def _spawn(words: Sequence[str], stdin: int) -> _Process:
+    """Start the process of a transfer. Raise ``OSError`` if that is impossible."""
+    with ExitStack() as undo:
+        errors, progress = (
+            undo.enter_context(os.fdopen(os.memfd_create(name), "r+b")) for name in ("errors", "progress")
+        )
+        process = subprocess.Popen(words, stdin=stdin, stdout=progress, stderr=errors, start_new_session=True)
+        undo.pop_all()
+    return _Process(process, errors, progress)
 
 
 class Transfers:
@@ -62,10 +87,15 @@ class Transfers:
     ----------
     command
         What brings a state to other nodes.
+    standby
+        The command of a process that can be started before it is needed. It reads from stdin the words of
+        ``command``, a JSON array, and does what that would. Empty: there is none.
     """
 
-    def __init__(self, command: Command) -> None:
-        self._command = command
+    def __init__(self, command: Command, standby: Sequence[str] = ()) -> None:
+        self._command, self._standby_words = command, standby
+        #: A process that waits for its words.
+        self._standby: _Process | None = None
         self._transfers: dict[int, _Transfer] = {}
         self._queued: list[_Wish] = []
         self._watched = select.epoll()
@@ -96,6 +126,20 @@ class Transfers:
         """
         self._queued.append(_Wish(job, sources, targets, done, waiting, gone))
         self._begin_queued()
+
+    def stand_by(self) -> None:
+        """Start a process for the next transfer, unless one waits."""
+        if self._standby_words and (self._standby is None or self._standby.popen.poll() is not None):
+            self._end_standby()
+            with suppress(OSError):  # it is started when it is needed
+                self._standby = _spawn(self._standby_words, subprocess.PIPE)
+
+    def _end_standby(self) -> None:
+        if self._standby is not None:
+            standby, self._standby = self._standby, None
+            assert standby.popen.stdin is not None
+            standby.popen.stdin.close()
+            standby.kill()
 
     def under_way(self, job: str) -> bool:
         """Return True if the state of ``job`` is being transferred, or is queued."""
@@ -139,6 +183,7 @@ class Transfers:
     def close(self) -> None:
         """End all transfers without a report."""
         self._queued.clear()
+        self._end_standby()
         for descriptor, one in list(self._transfers.items()):
             one.process.kill()
             self._close(descriptor)
@@ -159,21 +204,25 @@ class Transfers:
                     wish.done(str(error))
 
     def _start(self, wish: _Wish) -> None:
-        with ExitStack() as undo:
-            errors, progress = (
-                undo.enter_context(os.fdopen(os.memfd_create(name), "r+b")) for name in ("errors", "progress")
-            )
-            process = subprocess.Popen(
-                list(self._command(wish.job, wish.sources, wish.targets)),
-                stdin=subprocess.DEVNULL,
-                stdout=progress,
-                stderr=errors,
-                start_new_session=True,
-            )
-            descriptor = watch(process)
-            undo.pop_all()
-        self._transfers[descriptor] = _Transfer(wish, process, errors, progress)
+        words = list(self._command(wish.job, wish.sources, wish.targets))
+        found = self._tell_standby(words) or _spawn(words, subprocess.DEVNULL)
+        try:
+            descriptor = watch(found.popen)
+        except OSError:
+            found.kill()
+            raise
+        self._transfers[descriptor] = _Transfer(wish, *found)
         self._watched.register(descriptor, select.EPOLLIN)
+
+    def _tell_standby(self, words: Sequence[str]) -> _Process | None:
+        """Have the process that waits do ``words``, and return it. Return None if there is none."""
+        if self._standby is None or self._standby.popen.poll() is not None:
+            return None
+        standby, self._standby = self._standby, None
+        assert standby.popen.stdin is not None
+        with suppress(BrokenPipeError), standby.popen.stdin as pipe:
+            pipe.write(json.dumps(words).encode())
+        return standby
 
     def _close(self, descriptor: int) -> tuple[_Wish, int, str]:
         wish, process, errors, progress = self._transfers.pop(descriptor)

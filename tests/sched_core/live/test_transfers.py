@@ -174,3 +174,28 @@ def test_one_that_could_not_reach_a_node_as_it_was_cancelled_is_not_tried_again(
     told.transfers.reap()
     assert told.done == [("a", "exit code 3")]
     assert not told.waits
+
+
+#: Says the words that it was told.
+STANDBY = "import json, sys; sys.exit(' '.join(json.load(sys.stdin)))"
+
+
+def test_a_process_that_stands_by_is_told_its_words(made: list[Told]) -> None:
+    told = Told("")
+    made.append(told)
+    told.transfers.close()
+    told.transfers = Transfers(
+        lambda job, *words: [job, *map(",".join, words)], [sys.executable, "-c", STANDBY]
+    )
+    told.transfers.stand_by()
+    told.transfers.stand_by()
+    assert len(psutil.Process().children()) == 1
+    told.begin("a")
+    assert told.finish() == [("a", "a s, b,b")]
+    told.begin("a")  # that is started as ever, and there is no command "a"
+    assert "a" in told.finish(2)[1][1]
+    told.transfers.stand_by()
+    (child,) = psutil.Process().children()
+    told.transfers.close()
+    assert not child.is_running()
+    told.transfers = Transfers(lambda *_: [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -250,6 +250,9 @@ class RemoteNode:
 
 class RemoteNodes:
     """All remote nodes of one scheduler: the part of ``remote_nodes.RemoteNodes`` that is called."""
+
+    def stand_by(self, names: Iterable[str]) -> None:
+        """Have nothing ready: a transfer begins when it is asked for."""
 
     def __init__(self, nodes: dict[str, RemoteNode], transfers: Transfers) -> None:
         self.nodes, self.transfers = nodes, transfers
