@@ -51,7 +51,7 @@ class Result(msgspec.Struct, frozen=True, tag="result"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The first message of an end: it can be asked."""
+    """The first message of an end: it can be asked. Said again after its connection has broken."""
 
 
 Message = Call | Result | Ready
@@ -107,6 +107,7 @@ class Line:
         self._socket.setsockopt(zmq.CURVE_SERVERKEY, config.scheduler.encode())
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, config.public.encode())
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, config.secret.encode())
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(config.endpoint)
         self._answered_s = self._asked_s = time.monotonic()
 
@@ -114,7 +115,20 @@ class Line:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close()
         self._context.destroy(linger=1000)
+
+    def was_broken(self) -> bool:
+        """Return True if the connection has broken since the last call.
+
+        What was on its way is lost then, even if the line is connected again.
+        """
+        found = False
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            found = True
+        return found
 
     def ask_for(self, node: str, channel: str) -> None:
         """Have an end started on ``node``."""
@@ -127,7 +141,7 @@ class Line:
         self._socket.send_multipart([receiver.encode(), *(parts or [b""])])
 
     def receive(self, timeout_s: float, wake: int | None = None) -> Heard | None:
-        """Return the next message; None if there is none.
+        """Return the next message; None if there is none, or the connection has broken.
 
         Parameters
         ----------
@@ -141,7 +155,7 @@ class Line:
         """
         ends_s = time.monotonic() + min(timeout_s, _ASK_S)
         poller = zmq.Poller()
-        for source in (self._socket, wake):
+        for source in (self._socket, self._monitor, wake):
             if source is not None:
                 poller.register(source, zmq.POLLIN)
         while True:
@@ -149,7 +163,7 @@ class Line:
             self._ask_scheduler(now)
             left_ms = int(1000.0 * max(0.0, ends_s - now))
             if self._socket not in dict(poller.poll(left_ms)):
-                return None
+                return None  # the time is over, or the connection
             sender, *parts = self._socket.recv_multipart()
             self._answered_s = time.monotonic()
             name, data = sender.decode(errors="replace"), b"".join(parts)

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +33,8 @@ from .sender import Sender
 #: What a channel begins with if its job is of no scheduler: `gpuslice run --job`.
 OF_NONE = "run-"
 _LOOK_AGAIN_S = 0.5
+#: Whoever has not been there for so long has gone; how often that is asked.
+_GONE_S, _ASK_AGAIN_S = 1.0, 0.2
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -136,16 +139,24 @@ def serve(order: Order) -> None:
     asks = caller(order.channel)
     with Line(order.config, end(order.channel, order.config.name)) as line:
         line.send(asks, Ready())
+        missing_s = 0.0
         while True:
             heard = line.receive(_LOOK_AGAIN_S, done)
+            if line.was_broken():
+                line.send(asks, Ready())  # calls and results may be lost
             with suppress(BlockingIOError):
                 os.eventfd_read(done)
             while not results.empty():
                 line.send(asks, results.get())
             if heard is None:
+                missing_s = 0.0
                 line.send(asks, None)  # whether it is still there
             elif heard.message is None:
-                return
+                missing_s = missing_s or time.monotonic()
+                if time.monotonic() - missing_s >= _GONE_S:
+                    return
+                time.sleep(_ASK_AGAIN_S)  # its connection may have broken, and return at once
+                line.send(asks, None)
             elif isinstance(heard.message, Call):
                 calls.put(heard.message)
 

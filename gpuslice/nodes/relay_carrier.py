@@ -184,29 +184,39 @@ class RelayCarrier:
             return Result(0, None, type(error).__name__, error.message, error.remedy)
 
     def _listen(self) -> str:
-        """Take the next message. Return the name of a node that it says has gone; empty for no such node.
+        """Take the next message. Return the name of a node that it says is not there; empty for no such node.
 
         While there is no message, ask whether the others are still there.
         """
         heard = self._line.receive(_LOOK_AGAIN_S)
+        if self._line.was_broken():
+            for lost in list(self._ready):
+                self._fail_calls(lost)
         if heard is None:
             for node in self._ready:
                 self._line.send(end(self._channel, node), None)
             return ""
         node = heard.sender.removeprefix(end(self._channel, ""))
         if heard.message is None:
-            self._ready.discard(node)
-            self._asked.discard(node)
-            message, remedy = _lost(node)
-            for number, (where, _) in list(self._called.items()):
-                if where == node:
-                    self._resolve(number, Result(number, None, NodeLostError.__name__, message, remedy))
-            return node
+            gone = heard.sender != node and node in self._ready
+            if gone or heard.sender == node:
+                self._ready.discard(node)
+                self._asked.discard(node)
+                self._fail_calls(node)
+            return "" if gone else heard.sender
         if isinstance(heard.message, Ready):
+            self._fail_calls(node)  # if it said so before, its connection has broken
             self._ready.add(node)
         elif isinstance(heard.message, Result) and heard.message.number in self._called:
             self._resolve(heard.message.number, heard.message)
         return ""
+
+    def _fail_calls(self, node: str) -> None:
+        """Have all calls to the end on ``node`` fail: they, or their results, are lost."""
+        message, remedy = _lost(node)
+        for number, (where, _) in list(self._called.items()):
+            if where == node:
+                self._resolve(number, Result(number, None, NodeLostError.__name__, message, remedy))
 
     def _resolve(self, number: int, result: Result) -> None:
         _, reference = self._called.pop(number)

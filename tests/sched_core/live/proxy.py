@@ -8,6 +8,8 @@ import threading
 from contextlib import suppress
 
 _BYTES = 1 << 16
+#: More than a handshake, a question or an answer without a snapshot has.
+_LARGE_BYTES = 1 << 14
 _LOOK_AGAIN_S = 0.05
 
 
@@ -20,7 +22,7 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._lock = threading.Lock()
-        self._is_cut = self._is_held = self._is_over = False
+        self._is_cut = self._is_held = self._is_over = self._loses_next = False
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -35,6 +37,11 @@ class Proxy:
         """Forward nothing; connections stay."""
         with self._lock:
             self._is_held = True
+
+    def lose_next(self) -> None:
+        """Lose what is sent next, if it is large, with the connection. A new connection is forwarded."""
+        with self._lock:
+            self._loses_next = True
 
     def mend(self) -> None:
         """Forward as before, what was held first."""
@@ -67,6 +74,8 @@ class Proxy:
         elif one in self._pairs and not self._is_held:
             try:
                 data = one.recv(_BYTES)
+                if self._loses_next and len(data) >= _LARGE_BYTES:
+                    self._loses_next, data = False, b""
                 self._pairs[one].sendall(data)
             except OSError:
                 data = b""
