@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from gpuslice.sched_core.ends.deliveries import Deliveries
 from gpuslice.sched_core.job import DEFAULTS, JobDefaults
 from gpuslice.sched_core.journal.journal import Journal
 from gpuslice.sched_core.journal.replay import Replay
-from gpuslice.sched_core.lifecycle.events import Command, Event
+from gpuslice.sched_core.lifecycle.events import Command, Event, NoRoom
 from gpuslice.sched_core.live.client_socket import ClientSocket
 from gpuslice.sched_core.live.keeping import Keeping, release
 from gpuslice.sched_core.live.scheduler import Scheduler
@@ -43,6 +43,8 @@ from gpuslice.sched_core.nodes.remote_nodes import RemoteNodes
 
 #: What a job that has imported torch, and more of its own, is expected to take while it waits.
 _WAITING_BYTES = 512 << 20
+#: Interval at which to look whether nodes have room for states.
+_ROOM_S = 1.0
 #: So many objects more than before are worth a collection when there is time for it.
 _YOUNG = 1000
 
@@ -149,7 +151,9 @@ def serve(
             "started", "the scheduler can be used", details={**known, "endpoints": socket.endpoints}
         )
         reports.own_spills = bool(setup.spill_dir)
-        socket.admit_move = partial(reports.admit_move, core, observer.job_history.copies)
+        copies = observer.job_history.copies
+        socket.admit_move = partial(reports.admit_move, core, copies)
+        scheduler.housekeeping.add(_room_watch(scheduler, partial(reports.changes_of_room, core, copies)))
         use = ForeignUse(core, foreign or Foreign(), scheduler.note_users, scheduler.now, time.time)
         reports.used = use.take
         if others is not None:
@@ -295,6 +299,20 @@ def _add_housekeeping(scheduler: Scheduler, listeners: _Listeners, control: Cont
         _collect_garbage,
     ):
         scheduler.housekeeping.add(task)
+
+
+def _room_watch(scheduler: Scheduler, changes: Callable[[], Iterable[NoRoom]]) -> Callable[[], None]:
+    """Return a task that tells the core, once a second, which nodes have no room for states of jobs."""
+    next_s = 0.0
+
+    def look() -> None:
+        nonlocal next_s
+        if scheduler.now() >= next_s:
+            next_s = scheduler.now() + _ROOM_S
+            for change in changes():
+                scheduler.note_room(change)
+
+    return look
 
 
 def _leftovers(core: Core, directory: Path, spill_dir: str, remote: RemoteNodes | None) -> Leftovers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +15,8 @@ from gpuslice.node_agents import preflight
 from gpuslice.nodes.device_users import Users
 from gpuslice.nodes.plan import Found, Remark
 from gpuslice.sched_core.core.core import Core
-from gpuslice.sched_core.lifecycle.events import Moved, Noted
+from gpuslice.sched_core.jobs.gang import Gang
+from gpuslice.sched_core.lifecycle.events import Moved, NoRoom, Noted
 from gpuslice.sched_core.live.copies import Copies
 from gpuslice.sched_core.nodes.remote_nodes import COME_S, RemoteNode, RemoteNodes
 from gpuslice.verbs import NodeInfo
@@ -142,6 +143,38 @@ class NodeReports:
                     + (config.format_size(nbytes) if nbytes > 1 else "more"),
                     "the job stays; `gpuslice ramdisk gc --all` there removes what jobs have left",
                 )
+
+    def changes_of_room(self, core: Core, copies: Copies) -> list[NoRoom]:
+        """Return what the core does not know yet: which nodes have no room for the state of a job.
+
+        Nothing is said of a job whose state is on its way, or whose size is not known.
+        """
+        if core.state.nodes.single:
+            return []
+        rooms = {name: self._room_bytes(name) for name in self._nodes}
+        jobs = [job for job in core.jobs.values() if not job.state.ended]
+        found = (self._change_of_room(core, copies, job, rooms) for job in jobs)
+        return [change for change in found if change is not None]
+
+    def _change_of_room(
+        self, core: Core, copies: Copies, job: Gang, rooms: Mapping[str, int | None]
+    ) -> NoRoom | None:
+        nodes = core.state.nodes
+        states = nodes.state_nodes(job)[: job.keepers]
+        needs = [core.state.switch_costs.rank_bytes(job, rank) for rank in range(len(states))]
+        if not any(needs) or job.relocating or job.nodes[: len(states)] != states:
+            return None
+        known, copy = nodes.named(tuple(job.relocation.no_room)), copies.newest(job)
+        has = {*nodes.named(states), *(copy.targets.replace(HERE, "").split(",") if copy else ())}
+        nbytes, reasons = max(needs), {}
+        for name, room_bytes in rooms.items():
+            wanted_bytes = nbytes + (nbytes // 10 if name in known else 0)  # or it would change all the time
+            if room_bytes is not None and room_bytes < wanted_bytes and name not in has:
+                reasons[name] = (
+                    f"{config.format_size(room_bytes)} left in its RAM disk, and its state needs "
+                    f"{config.format_size(nbytes)}"
+                )
+        return NoRoom(job.id, reasons) if reasons.keys() != set(known) else None
 
     def _room_bytes(self, name: str) -> int | None:
         """Return the free room in the RAM disk of node ``name``. None if that is not known, or can grow."""

@@ -33,7 +33,7 @@ from .starts import Starts
 from .stays import Stays
 from .throughput import MeasuredThroughput
 from .trials import Trials
-from .unfit_places import UnfitPlaces
+from .unfit_places import UnfitPlaces, is_limited
 
 
 class Allocation:
@@ -129,7 +129,7 @@ class Allocation:
             self.starts.look_at(job, now)
         if job.bound:
             self.bound_jobs.add(job)
-        if job.command.not_for or job.closed:
+        if is_limited(job):
             self.unfit_places.add(job)
         self.homes.look_at(job)
         self.moves.look_at(job)
@@ -149,6 +149,14 @@ class Allocation:
         for job in returned:
             if job.lease and job.shown and not job.running:
                 self.planned.keep_lease(job, now)
+        self.planned.plan_anew()
+
+    def use_room(self, job: Gang, no_room: Mapping[int, str]) -> None:
+        """Plan with the nodes that have room for the state of ``job``: all but those of ``no_room``."""
+        job.relocation.find_room(no_room)
+        self._state.nodes.restrict(job)
+        self._state.nodes.confine(job)
+        self._state.touch(job)
         self.planned.plan_anew()
 
     def use_open_devices(self, now: float) -> None:

@@ -1,7 +1,8 @@
 """Devices that are fit, for jobs that a plan puts where they cannot be.
 
-Their command cannot be started on the node, or the device is closed to them. Policies that look at
-``Job.within`` and ``Job.closed`` make no such plan, unless a job needs several of the nodes that are fit.
+Their command cannot be started on the node, the node has no room for their state, or the device is closed to
+them. Policies that look at ``Job.within`` and ``Job.closed`` make no such plan, unless a job needs several of
+the nodes that are fit.
 """
 
 from __future__ import annotations
@@ -11,6 +12,11 @@ from gpuslice.sched_core.lifecycle.state import State
 
 from .moves import Moves
 from .planned_devices import PlannedDevices
+
+
+def is_limited(job: Gang) -> bool:
+    """Return True if some node is not fit for ``job``, or some device is closed to it."""
+    return bool(job.command.not_for or job.closed or job.relocation.no_room)
 
 
 class UnfitPlaces:
@@ -31,13 +37,13 @@ class UnfitPlaces:
         self._jobs: dict[str, Gang] = {}
 
     def add(self, job: Gang) -> None:
-        """Add ``job``, whose command some node cannot start, or to which some device is closed."""
+        """Add ``job``, for which some node is not fit, or to which some device is closed."""
         self._jobs[job.id] = job
 
     def leave(self, now: float) -> None:
         """Give each job devices that are fit for it, by an exchange; none if that is impossible."""
         for job in list(self._jobs.values()):
-            if job.state.ended or not (job.command.not_for or job.closed):
+            if job.state.ended or not is_limited(job):
                 del self._jobs[job.id]
             elif job.running and self._must_leave(job):
                 if wish := self._elsewhere(job):
@@ -48,11 +54,13 @@ class UnfitPlaces:
 
     def _must_leave(self, job: Gang) -> bool:
         """Return True if the devices that ``job`` has by the plan are not fit. Its present node always is."""
-        unfit_node = not job.lease and self._is_unfit(job, job.placement)
+        crowded = job.relocation.no_room and not job.requested_devices  # a request was admitted
+        may_be_unfit = not job.lease or bool(crowded)
+        unfit_node = may_be_unfit and self._is_unfit(job, job.placement)
         return unfit_node or not job.may_have(job.placement)
 
     def _is_unfit(self, job: Gang, devices: tuple[int, ...]) -> bool:
-        on_unfit_node = not job.command.not_for.keys().isdisjoint(self._state.nodes.of(devices))
+        on_unfit_node = not set(self._state.nodes.fitting(job)).issuperset(self._state.nodes.of(devices))
         return on_unfit_node or not job.may_have(devices)
 
     def _elsewhere(self, job: Gang) -> tuple[int, ...]:

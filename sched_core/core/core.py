@@ -36,6 +36,7 @@ from gpuslice.sched_core.lifecycle.events import (
     NodeFound,
     NodeLost,
     NodeSilent,
+    NoRoom,
     Noted,
     Notice,
     Paused,
@@ -198,6 +199,8 @@ class Core:
                 launching.exited(state, state.known(event.job, event), event, now)
             case Brought() | StateWaits() | PortFound():
                 launching.take(state, state.known(event.job, event), event, now)
+            case NoRoom():
+                allocation.use_room(state.known(event.job, event), state.nodes.numbered(event.nodes))
             case WaitsAhead():
                 ahead.waits(state, state.known(event.job, event), event, now)
             case Cancelled() | Held() | Released() | Moved() | Weighted() | Adjusted() | Requeued():

@@ -159,6 +159,8 @@ def _move(state: State, allocation: Allocation, job: Gang, event: Moved, now: fl
     for device in sorted(job.closed.intersection(wish)):
         raise UsageError(state.closed.reason(job, device, now), "name other devices, or wait until then")
     job.history.append((now, f"to be moved to {', '.join(event.devices)}"))
+    goals = set(state.nodes.of(wish))  # the request was admitted: they have room by now
+    job.relocation.find_room({n: why for n, why in job.relocation.no_room.items() if n not in goals})
     allocation.moves.request(job, wish)
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 import msgspec
@@ -256,6 +257,8 @@ class Relocation(msgspec.Struct):
         On its way to other nodes: its steps, and the bytes of its state; 0 bytes: not known.
     refused
         Why its last move to other devices did not succeed. Empty if it did, and while it is under way.
+    no_room
+        The nodes that have no room for its state, and why.
     ahead
         The node where a process was started ahead, and of which attempt. None: nowhere.
     trains_until_s
@@ -272,8 +275,13 @@ class Relocation(msgspec.Struct):
     steps: int = 0
     state_bytes: int = 0
     refused: str = ""
+    no_room: dict[int, str] = {}
     ahead: tuple[int, int] | None = None
     trains_until_s: float = 0.0
+
+    def find_room(self, no_room: Mapping[int, str]) -> None:
+        """Note the nodes that have no room for the state, and why."""
+        self.no_room = dict(no_room)
 
     def start_ahead(self, node: int, attempt: int) -> None:
         """Note that a process of ``attempt`` is started ahead on ``node``."""

@@ -145,6 +145,13 @@ class WaitsAhead(msgspec.Struct, frozen=True, tag="waits_ahead"):
     attempt: Count
 
 
+class NoRoom(msgspec.Struct, frozen=True, tag="no_room"):
+    """The nodes whose RAM disk has no room for the state of ``job``, and why; none: all have room."""
+
+    job: JobName
+    nodes: dict[Label, Text]
+
+
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
     """The owner's request to cancel the job."""
 
@@ -383,6 +390,7 @@ Event = (
     | StateWaits
     | PortFound
     | WaitsAhead
+    | NoRoom
     | OwnerRequest
     | DeviceRequest
     | SettingsChanged

@@ -126,6 +126,10 @@ class NodeMap:
     def _change_cluster(self) -> None:
         self.cluster = self.whole.without(self._silent, self._paused)
 
+    def numbered(self, reasons: Mapping[str, str]) -> dict[int, str]:
+        """Return ``reasons``, which are by name, by the numbers of the nodes. Raise as `fall_silent`."""
+        return {self._number(name): reason for name, reason in reasons.items()}
+
     def _number(self, name: str) -> int:
         if name not in self._names:
             raise UsageError(f"there is no node {name!r}", "start the scheduler anew to have it")
@@ -228,12 +232,20 @@ class NodeMap:
         return job.relocation.gone_s is not None or (job.command.runs and bool(self.origin(job)))
 
     def fitting(self, job: Gang) -> tuple[int, ...]:
+        """Return the nodes on which ``job`` can be started and that have room for its state.
+
+        The node of its state always has.
+        """
+        crowded = job.relocation.no_room.keys() - set(job.state_nodes)
+        return tuple(node for node in self._starting(job) if node not in crowded)
+
+    def _starting(self, job: Gang) -> tuple[int, ...]:
         """Return the nodes on which the command of ``job`` can be started, as far as is known."""
         return tuple(node for node in self.numbers if node not in job.command.not_for)
 
     def has_room(self, job: Gang) -> bool:
-        """Return True if ``job`` may have enough devices on the nodes that are fit for it."""
-        sizes = [self.whole.node_sizes[node] for node in self.fitting(job)]
+        """Return True if the nodes on which ``job`` can be started have enough devices for it."""
+        sizes = [self.whole.node_sizes[node] for node in self._starting(job)]
         return job.least <= (max(sizes, default=0) if job.spec.elastic else sum(sizes))
 
     def restrict(self, job: Gang) -> None:
@@ -245,7 +257,8 @@ class NodeMap:
             return
         fitting, sizes = self.fitting(job), self.whole.node_sizes
         if not job.spec.elastic:  # it may have any nodes if all are fit, or if one alone is too small
-            fitting = tuple(node for node in fitting if job.command.not_for and sizes[node] >= job.least)
+            unfit = job.command.not_for or job.relocation.no_room
+            fitting = tuple(node for node in fitting if unfit and sizes[node] >= job.least)
         job.within = fitting
 
     def confine(self, job: Gang) -> None:

@@ -175,6 +175,7 @@ class Blockers:
             "bound_to": self._bound_to(job, len(free)),
             "within": () if nodes is None else tuple(map(self._node_name, sorted(nodes))),
             "not_for": tuple((self._node_name(node), why) for node, why in job.command.not_for.items()),
+            "no_room": tuple((self._node_name(n), why) for n, why in job.relocation.no_room.items()),
             "lost": self._lost(self._core.state.nodes.silent_since_s),
             "shut_out": job.shut_out,
             "size": len(usable),

@@ -40,6 +40,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Kill,
     Launch,
     Limited,
+    NoRoom,
     Noted,
     Notice,
     OwnerRequest,
@@ -250,6 +251,10 @@ class Scheduler:
         event = Limited(jobs)
         if self.core.allocation.prestart.limit != jobs and self.now() >= self._rejections.again_s(event):
             self._occur(event)
+
+    def note_room(self, event: NoRoom) -> None:
+        """Note which nodes have room for the state of a job by now, and plan with them."""
+        self._occur(event)
 
     def apply_request(self, request: OwnerRequest | DeviceRequest | SettingsChanged | Kept) -> None:
         """Carry out what the owner of a job, or of the scheduler, requests."""

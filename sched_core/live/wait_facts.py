@@ -113,6 +113,8 @@ class Facts:
         Nodes that it must be on, if not all devices will do.
     not_for
         Nodes on which its command could not be started, and why.
+    no_room
+        Nodes without room for its state, and what they have.
     kept
         True if it is parked, or has no process, because the scheduler is to leave (``down --keep``).
     lease, wanted
@@ -184,6 +186,7 @@ class Facts:
     bound_to: tuple[Use, ...] = ()
     within: tuple[str, ...] = ()
     not_for: tuple[tuple[str, str], ...] = ()
+    no_room: tuple[tuple[str, str], ...] = ()
     size: int = 0
     free: tuple[str, ...] = ()
     taken: tuple[Use, ...] = ()

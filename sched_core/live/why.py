@@ -336,7 +336,8 @@ _NAMING_UNFIT = (_starting, _too_few, _not_started, _taken, _not_chosen)
 
 
 def _unfit(facts: Facts) -> str:
-    return "".join(f"; {node} cannot start it: {reason}" for node, reason in facts.not_for)
+    unfit = "".join(f"; {node} cannot start it: {reason}" for node, reason in facts.not_for)
+    return unfit + "".join(f"; {node} has {reason}" for node, reason in facts.no_room)
 
 
 # Words.

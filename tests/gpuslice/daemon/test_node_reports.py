@@ -8,7 +8,8 @@ import pytest
 from gpuslice.daemon.node_reports import NodeReports
 from gpuslice.errors import RamDiskFullError
 from gpuslice.node_agents.preflight import Facts
-from gpuslice.sched_core.lifecycle.events import Held, Moved, Noted, Released
+from gpuslice.nodes.plan import Found
+from gpuslice.sched_core.lifecycle.events import Held, Moved, NoRoom, Noted, Released
 
 from ...sched_core.driver import Driver, suspended
 
@@ -17,7 +18,7 @@ TO_B = Moved("a", ("b/null:0",))
 
 def reports(room_bytes: int, *, spills: bool = False) -> NodeReports:
     """Return the reports of node b, which has this room in its RAM disk. Of others nothing is known."""
-    made = NodeReports()
+    made = NodeReports([Found(name, "", "", "") for name in ("", "b")])
     facts = Facts("", "", "", "", "/dev/shm/x", room_bytes, (), (), (), True, 0.0, spills)
     made.judge("b", msgspec.json.encode(facts), joins=False)
     return made
@@ -70,3 +71,24 @@ def test_nothing_is_refused_where_a_full_ram_disk_makes_room_or_a_copy_is_there(
     driver = trains()
     driver.do(Noted("replicated", "a", {"from": "here", "to": "b", "age_s": 0.0}))
     admit(driver, reports(0))
+
+
+def test_the_core_is_told_once_which_nodes_have_no_room_and_when_they_have() -> None:
+    driver = trains()
+
+    def changes(room_bytes: int) -> list[NoRoom]:
+        found = reports(room_bytes).changes_of_room(driver.core, driver.job_history.copies)
+        for change in found:
+            driver.do(change)
+        return found
+
+    assert changes(100) == []
+    (change,) = changes(99)
+    assert change == NoRoom("a", {"b": "99 B left in its RAM disk, and its state needs 100 B"})
+    assert changes(109) == []  # it would change all the time
+    assert changes(110) == [NoRoom("a", {})]
+
+
+def test_nothing_is_said_of_states_whose_size_is_not_known() -> None:
+    driver = trains(has_parked=False)
+    assert reports(0).changes_of_room(driver.core, driver.job_history.copies) == []

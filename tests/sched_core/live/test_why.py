@@ -260,6 +260,12 @@ def facts(state: JobState = WAITS, **values: object) -> Facts:
             facts(absent=(0,), not_for=(("node b", "there is no command train"),)),
             "its process is starting (3.0 s so far); node b cannot start it: there is no command train",
         ),
+        (
+            "taken",
+            facts(free=(), taken=TAKEN, no_room=(("node b", "1 MiB left in its RAM disk"),)),
+            "waits for 1 device; cuda:0 and cuda:1 are used by a and b;"
+            " node b has 1 MiB left in its RAM disk",
+        ),
     ],
 )
 def test_every_case_has_its_sentence(case: str, found: Facts, sentence: str | None) -> None:
