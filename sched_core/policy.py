@@ -149,6 +149,11 @@ def _free_switch(job: Job, devices: Sequence[int]) -> float | None:
     return 0.0
 
 
+def _can_always(job: Job) -> bool:
+    """Return True."""
+    return True
+
+
 class View:
     """The read-only picture from which a policy decides.
 
@@ -182,14 +187,19 @@ class View:
     switch_s
         Returns the seconds without progress that it would cost a job to be suspended and resumed on given
         devices. None: not known.
+    restricted
+        The devices that are closed to some jobs now (``Job.closed``).
+    can_move
+        Returns False if a job can go on only on the devices where it is.
     compute
         Returns the answer of a ``Task``, or None if it is not there yet. Then the policy plans without it, is
         called again when it is there, and asks for the same task. In a simulation it always is there.
     """
 
     __slots__ = (
-        *("array_bytes", "changes", "cluster", "compute", "device_memory_bytes", "jobs", "knowledge"),
-        *("least_slice_s", "losses", "measures_rates", "now_s", "switch_s", "throughput"),
+        *("array_bytes", "can_move", "changes", "cluster", "compute", "device_memory_bytes", "jobs"),
+        *("knowledge", "least_slice_s", "losses", "measures_rates", "now_s", "restricted", "switch_s"),
+        "throughput",
     )
 
     def __init__(
@@ -210,6 +220,8 @@ class View:
         self.least_slice_s = 0.0
         self.measures_rates = False
         self.switch_s: Switch = _free_switch
+        self.can_move: Callable[[Job], bool] = _can_always
+        self.restricted: frozenset[int] = frozenset()
         self.compute: Compute = Task.compute
         self.changes = Changes(reset=True)
 
@@ -225,6 +237,7 @@ class View:
         self.throughput, self.measures_rates = view.throughput, view.measures_rates
         self.device_memory_bytes, self.least_slice_s = view.device_memory_bytes, view.least_slice_s
         self.switch_s, self.compute, self.array_bytes = view.switch_s, view.compute, view.array_bytes
+        self.can_move, self.restricted = view.can_move, view.restricted
 
     def slice_s(self, quantum_s: float) -> float:
         """Return how long slices of ``quantum_s`` must last: the least multiple that is worth switching."""

@@ -15,8 +15,8 @@ from copy import deepcopy
 
 from .cluster import Cluster
 from .job import Job
+from .open_plans import OpenPlans
 from .policy import Changes, Decision, Migrate, Plan, Policy, PolicyError, Start, Stop, Suspend, View
-from .policy_calls import ask_for_plan
 
 _NOTHING: frozenset[int] = frozenset()
 #: The lists of ``Changes``, in the order in which they are passed on.
@@ -39,7 +39,7 @@ class _Level:
         The jobs of this priority.
     """
 
-    def __init__(self, policy: Policy, view: View) -> None:
+    def __init__(self, policy: OpenPlans, view: View) -> None:
         self.policy = policy
         self.jobs: dict[str, Job] = {}
         self.view = view.narrowed(view.cluster, self.jobs)
@@ -76,11 +76,11 @@ class _Level:
             if self._crowded or asked > view.cluster.without((), apart).size:
                 apart = taken
             self._hide(apart, view.cluster)
-        plan = ask_for_plan(self.policy, self.view)
+        plan = self.policy.ask(self.view)
         if self._hidden > taken and not waiting <= _started(plan):
             self._crowded = True
             self._hide(taken, view.cluster)
-            plan = ask_for_plan(self.policy, self.view)
+            plan = self.policy.ask(self.view)
         self.view.changes = Changes()
         return plan
 
@@ -120,7 +120,7 @@ class Priorities:
     def __init__(self, policy: Policy) -> None:
         self.name, self.needs_durations = policy.name, policy.needs_durations
         self.unfinished = False
-        self._policy, self._copy = policy, _copy(policy)
+        self._policy, self._copy = OpenPlans(policy), _copy(policy)
         self._counts: Counter[int] = Counter()
         self._levels: dict[int, _Level] = {}
 
@@ -132,7 +132,7 @@ class Priorities:
     def policy_of(self, job: Job) -> Policy:
         """Return the instance of the policy that plans for ``job``."""
         level = self._levels.get(job.spec.priority)
-        return self._policy if level is None else level.policy
+        return (self._policy if level is None else level.policy).policy
 
     def plan(self, view: View) -> Plan:
         """Return the plan for ``view``.
@@ -149,7 +149,7 @@ class Priorities:
         if self._levels:
             self._levels.clear()
             view.changes = view.changes.outdated()
-        return self._policy.plan(view)
+        return self._policy.ask(view)
 
     def _count(self, view: View) -> None:
         """Count the jobs of each priority."""
@@ -206,7 +206,7 @@ class Priorities:
                 if (told := self._levels.get(job.spec.priority)) is not None:
                     _pass_on(told, name, job)
 
-    def _instance(self, priority: int) -> Policy:
+    def _instance(self, priority: int) -> OpenPlans:
         """Return an instance of the policy for jobs of ``priority``. The policy itself has those of 0."""
         if priority == 0:
             return self._policy
@@ -215,7 +215,7 @@ class Priorities:
                 f"policy {self.name} cannot be copied, so it cannot plan by priority",
                 "submit jobs without --priority, or choose another policy",
             )
-        return deepcopy(self._copy)
+        return OpenPlans(deepcopy(self._copy))
 
 
 def _pass_on(level: _Level, name: str, job: Job) -> None:

@@ -33,7 +33,7 @@ from .starts import Starts
 from .stays import Stays
 from .throughput import MeasuredThroughput
 from .trials import Trials
-from .unfit_places import UnfitPlaces, is_limited
+from .unfit_places import UnfitPlaces, can_be_exchanged, is_limited
 
 
 class Allocation:
@@ -63,6 +63,7 @@ class Allocation:
         self._view = view = View(state.nodes.cluster, eligible, self.estimates)
         view.losses = ReportedLosses()
         view.switch_s = lambda job, at: state.switch_costs.expected_s(state.jobs[job.id], at)
+        view.can_move = lambda job: can_be_exchanged(state.jobs[job.id])
         view.device_memory_bytes = state.device_memory_bytes
         self.throughput = view.throughput = MeasuredThroughput(policy, state.order)
         self.planned = PlannedDevices(state, view, self.waits)

@@ -29,7 +29,6 @@ from gpuslice.sched_core.policy import (
     Suspend,
     View,
 )
-from gpuslice.sched_core.policy_calls import ask_for_plan
 from gpuslice.sched_core.priorities import Priorities
 from gpuslice.sched_core.verification import verify
 
@@ -154,7 +153,7 @@ class Planning:
 
     def ask(self, now: float) -> None:
         """Ask the policy for a plan and enter it. If the policy fails, nothing changes."""
-        self._view.now_s = now
+        self._view.now_s, self._view.restricted = now, self._state.closed.restricted
         self._view.least_slice_s = self._state.switch_costs.least_slice_s()
         plan = self._plan(now)
         self._eligibility.take_back(now)
@@ -179,7 +178,7 @@ class Planning:
         plan: Plan | None = None
         self.plans += 1
         try:
-            plan = ask_for_plan(self.priorities, self._view)
+            plan = self.priorities.plan(self._view)
             verify(plan, self._view, self._state.ledger, self._eligibility.eligible)
         except PolicyError as error:
             self.complain(error, plan)

@@ -88,9 +88,14 @@ class UnfitPlaces:
             return True
         (holder, *more) = holders
         exchanged = tuple(other if one == device else one for one in holder.placement)
-        movable = not more and not holder.bound and not holder.lent and not holder.relocation.insisted
         return (
-            movable
+            not more
+            and can_be_exchanged(holder)
             and holder.may_be_on(set(self._state.nodes.of(exchanged)))
             and not self._is_unfit(holder, exchanged)
         )
+
+
+def can_be_exchanged(job: Gang) -> bool:
+    """Return True if ``job`` can be given other devices because another job needs its present ones."""
+    return not job.bound and not job.lent and not job.relocation.insisted

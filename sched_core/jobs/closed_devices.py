@@ -123,6 +123,14 @@ class ClosedDevices:
         return frozenset(self._drained)
 
     @property
+    def restricted(self) -> frozenset[int]:
+        """The devices that are closed to some jobs, and not to all."""
+        if not (self._drained or self._present):
+            return frozenset()
+        reserved = {device for one in self.present for device in one.devices}
+        return frozenset(reserved | self._drained).difference(self._paused)
+
+    @property
     def reservations(self) -> tuple[Reservation, ...]:
         """All reservations, the first to begin first."""
         return tuple(sorted(self._reserved.values(), key=lambda one: (one.begin_unix_s, one.name)))

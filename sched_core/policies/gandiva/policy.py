@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import floor
 from typing import Literal
@@ -17,8 +18,8 @@ from .servers import Server, Servers
 
 #: Devices that nobody has in this slice, by node, ascending.
 Free = dict[int, list[int]]
-#: What a job asks for: devices, weight, whether on one node.
-Kind = tuple[int, float, bool]
+#: What a job asks for: devices, weight, whether on one node, and what is closed to it.
+Kind = tuple[int, float, bool, frozenset[int]]
 
 
 class Gandiva:
@@ -270,6 +271,8 @@ class Gandiva:
         ranked = list(units)
         if not rotate:
             ranked.sort(key=lambda unit: not unit[0].running)
+        if any(job.closed for unit in ranked for job in unit):
+            return self._turns_where_open(free, ranked)
         left = {node: len(devices) for node, devices in free.items()}
         chosen: list[list[Job]] = []
         for unit in ranked:
@@ -283,6 +286,26 @@ class Gandiva:
             devices = self._devices(unit[0], free)
             for job in unit:
                 target[job.id] = devices
+        return target
+
+    def _turns_where_open(self, free: Free, ranked: list[list[Job]]) -> dict[str, tuple[int, ...]]:
+        """Return the devices of the jobs that have this slice, if some devices are closed to some of them.
+
+        A job has first what is closed to most others.
+        """
+        target: dict[str, tuple[int, ...]] = {}
+        closed = Counter(device for unit in ranked for job in unit for device in job.closed)
+        for unit in ranked:
+            found: list[int] = []
+            for node, part in self._parts(unit[0]):
+                open_to_it = [one for one in free[node] if all(job.may_have((one,)) for job in unit)]
+                open_to_it.sort(key=lambda one: (-closed[one], one not in unit[0].placement))
+                found += open_to_it[:part]
+            if len(found) == sum(part for _, part in self._parts(unit[0])):
+                found.sort(key=lambda one: unit[0].placement.index(one) if one in unit[0].placement else one)
+                target.update((job.id, tuple(found)) for job in unit)
+                for devices in free.values():
+                    devices[:] = [one for one in devices if one not in found]
         return target
 
     def _parts(self, job: Job) -> list[tuple[int, int]]:
@@ -305,7 +328,7 @@ class Gandiva:
             job, home = view.jobs[name], self._servers.homes[name]
             extra = min(job.spec.most_devices - job.demand, len(free[home[0].node]))
             quiet = view.now_s >= home[0].changed_s + self._look_s
-            if extra <= 0 or len(home) > 1 or name in pairs or not quiet:
+            if extra <= 0 or len(home) > 1 or name in pairs or not quiet or job.closed:
                 continue
             more = _take(extra, free[home[0].node], job.placement)
             self._counts["grown"] += len(devices) + len(more) > len(job.placement)
@@ -365,4 +388,4 @@ def _kind(job: Job) -> Kind:
 
     Jobs of one kind find a home or none alike.
     """
-    return job.demand, job.spec.weight, bool(job.within)
+    return job.demand, job.spec.weight, bool(job.within), job.closed

@@ -22,6 +22,8 @@ class Server:
 
     Attributes
     ----------
+    devices
+        Those of the node that can be had.
     affinity
         Class of job sizes it is for; 0 while nobody belongs to it.
     parts
@@ -34,9 +36,10 @@ class Server:
         When a job last came or went.
     """
 
-    def __init__(self, node: int, size: int) -> None:
+    def __init__(self, node: int, devices: Sequence[int]) -> None:
         self.node = node
-        self.size = size
+        self.devices = devices
+        self.size = len(devices)
         self.affinity = 0
         self.parts: dict[str, int] = {}
         self.wanted = 0
@@ -54,7 +57,7 @@ class Servers:
     """
 
     def __init__(self, cluster: Cluster, overload: float) -> None:
-        self.all = [Server(node, size) for node, size in enumerate(cluster.node_sizes)]
+        self.all = [Server(node, cluster.on(node)) for node in range(len(cluster.node_sizes))]
         usable = [server for server in self.all if server.size]  # of a lost node nothing can be had
         self.homes: dict[str, list[Server]] = {}
         #: Those that are asked for more than they have, and those that have more than they are asked for.
@@ -207,8 +210,11 @@ class Servers:
 
 
 def _can_host(server: Server, job: Job) -> bool:
-    """Return True if ``server`` is large enough for ``job`` and the job may be on it."""
-    return job.demand <= server.size and (not job.within or server.node in job.within)
+    """Return True if ``server`` has enough devices that ``job`` may have."""
+    if job.within and server.node not in job.within:
+        return False
+    closed = job.closed and sum(device in job.closed for device in server.devices)
+    return job.demand <= server.size - (closed or 0)
 
 
 def _load(job: Job, part: int, server: Server) -> float:
