@@ -20,6 +20,7 @@ from gpuslice.sched_core.lifecycle.events import (
     Compute,
     Computed,
     Event,
+    Exited,
     FindPort,
     GiveUpAhead,
     Kill,
@@ -96,10 +97,13 @@ class Journal:
 
     def __init__(self) -> None:
         self.past: list[Past] = []
+        self._exits: set[tuple[str, int, str | None]] = set()
         self._heartbeats: dict[tuple[str, int], Past] = {}
 
     def append(self, event: Event, when_s: float, commands: Sequence[Command]) -> None:
         """Write an event down."""
+        if isinstance(event, Exited):
+            self._exits.add((event.job, event.attempt, event.node))
         written = Past(encode(event), when_s, tuple(commands))
         if not commands and isinstance(event, Reported) and isinstance(event.message, wire.Progress):
             self._heartbeats.pop((event.job, event.rank), None)
@@ -107,6 +111,10 @@ class Journal:
             return
         self.past += [*self._heartbeats.values(), written]
         self._heartbeats.clear()
+
+    def has_exit(self, job: str, attempt: int, node: str) -> bool:
+        """Return True if a scheduler has heard that the command of that attempt has ended on ``node``."""
+        return not self._exits.isdisjoint({(job, attempt, None), (job, attempt, node)})
 
     def lose_tail(self) -> None:
         """Lose what was not written yet."""

@@ -18,6 +18,11 @@ def test_whatever_goes_wrong_no_job_starts_before_its_time_and_none_waits_for_ev
         check(with_own_times(draw_scenario(seed)))
 
 
+def test_the_end_of_a_command_may_be_heard_of_too_late() -> None:
+    """A job is started anew for other devices; its node is cut off before a scheduler hears of its end."""
+    check(with_own_times(draw_scenario(11)))
+
+
 def test_devices_may_be_closed_meanwhile() -> None:
     for seed in range(6, 9):
         check(with_windows(with_own_times(draw_scenario(seed))))

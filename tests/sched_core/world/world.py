@@ -351,7 +351,8 @@ class World:
         self.ground.record.note("", 0, "node is cut off", (name, outage.for_s, outage.crashes))
         self._down.add(name)
         for run in self.safety.runs_with(name):
-            if run.commands_on(name):
+            # A command that has ended unheard may be running, for all that a scheduler knows.
+            if run.commands_on(name) or not self._journal.has_exit(run.job, run.attempt, name):
                 run.harmed = run.absent = True
         if self.scheduler is not None and self.scheduler.remote is not None:
             node = self.scheduler.remote.nodes[name]
