@@ -44,6 +44,11 @@ def _worlds(seed: int, left_s: float) -> Run:
     return Run(("-m", "tests.sched_core.world", "--runs", "1000", "--seed", str(seed), *windows, *own))
 
 
+def _week(seed: int, left_s: float) -> Run:
+    """Weeks of a box in virtual time: thirty people's arrays, reservations, pauses, a drain, a reboot."""
+    return Run(("-m", "tests.sched_core.world", "--weeks", "--runs", "20", "--seed", str(seed)))
+
+
 def _chaos(seed: int, left_s: float) -> Run:
     """Jobs, agents and schedulers that are killed at random."""
     environ = {"GPUSLICE_CHAOS_S": f"{min(left_s, 600.0):.0f}", "GPUSLICE_CHAOS_SEED": str(seed)}
@@ -111,6 +116,7 @@ def _gangs(seed: int, left_s: float) -> Run:
 
 SOAKS: dict[str, Callable[[int, float], Run]] = {
     "worlds": _worlds,
+    "week": _week,
     "chaos": _chaos,
     "borders": _borders,
     "kills": _kills,

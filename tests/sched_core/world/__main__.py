@@ -14,6 +14,7 @@ from .own_time import with_own_times
 from .put_back import FAULTS, put_back
 from .record import Violation
 from .scenario import draw_scenario
+from .week import check_week, draw_week
 from .windows import with_windows
 from .world import check, draw_deaths
 
@@ -34,8 +35,11 @@ def main() -> int:
     parser.add_argument("--deaths", type=int, default=0, metavar="N", help=told)
     parser.add_argument("--windows", action="store_true", help="with pauses, drains and reservations")
     parser.add_argument("--changes", action="store_true", help="with changes of the scheduler's settings")
-    told = "with holds, moments, dependencies, time limits and priorities"
+    told = "with arrays, holds, moments, dependencies, time limits, priorities and requeues"
     parser.add_argument("--own-times", action="store_true", help=told)
+    parser.add_argument(
+        "--weeks", action="store_true", help="whole weeks of a box instead, with all of these"
+    )
     parser.add_argument("--no-faults", action="store_true", help="nothing goes wrong")
     options = parser.parse_args()
     faults = {fault.pair: fault for fault in FAULTS}
@@ -46,7 +50,7 @@ def main() -> int:
     lived, found, began_s = 0, Counter[str](), time.monotonic()
     with put_back(faults[options.put_back]) if options.put_back else nullcontext():
         for seed in range(options.seed, options.seed + options.runs):
-            scenario = draw_scenario(seed)
+            scenario = draw_week(seed) if options.weeks else draw_scenario(seed)
             scenario = with_windows(scenario) if options.windows else scenario
             scenario = with_own_times(scenario) if options.own_times else scenario
             scenario = with_changes(scenario) if options.changes else scenario
@@ -55,7 +59,7 @@ def main() -> int:
                 continue
             lived += 1
             try:
-                world = check(scenario)
+                world = check_week(scenario) if options.weeks else check(scenario)
                 for deaths in draw_deaths(world, options.deaths):
                     check(scenario, deaths=deaths)
             except Violation as violation:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from .draws import Draws
 from .loop import Act, Line, Loop
 from .record import Record
-from .scenario import CALM_S, Scenario
+from .scenario import Scenario
 from .states import States
 
 #: How long a message takes where nothing goes wrong.
@@ -29,7 +29,7 @@ class Ground:
     @property
     def calm(self) -> bool:
         """True once all do as they are told."""
-        return not self.scenario.faults or self.loop.now_s >= CALM_S
+        return not self.scenario.faults or self.loop.now_s >= self.scenario.calm_s
 
     def fault(self, share: float, *key: object) -> bool:
         """Return True if that fault happens."""

@@ -121,6 +121,8 @@ class Command:
         Whether a scheduler has heard of one of its ranks.
     frozen
         Whether all of it is stopped, because the node's lease is over.
+    told_to_end
+        Whether its node was told to end it.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class Command:
         self._environ, self._pids = environ, pids
         self._training = 0
         self._failed = 0
-        self._told_to_end = False
+        self.told_to_end = False
         self.key = (self.job, self.attempt, machine.name)
 
     def begin(self) -> None:
@@ -187,18 +189,18 @@ class Command:
         if self.code is not None:
             return
         if code:
-            self.run.harmed = self.run.harmed or not self._told_to_end
-            self.run.failed = self.run.failed or not self._told_to_end
+            self.run.harmed = self.run.harmed or not self.told_to_end
+            self.run.failed = self.run.failed or not self.told_to_end
             self.ground.loop.after(REAP_S, lambda: self._fail(code, said))
         elif not any(one.alive for one in self.processes.values()) and not self._failed:
             self._training += 1
-            if self._training < self.plan.trainings and not self._told_to_end:
+            if self._training < self.plan.trainings and not self.told_to_end:
                 self.ground.loop.after(START_S, lambda: self._again(process.rank))
             else:
                 self.ground.loop.after(REAP_S, lambda: self._end(0))
 
     def _again(self, number: int) -> None:
-        if self.code is None and not self._told_to_end:
+        if self.code is None and not self.told_to_end:
             self.run.start = 0
             self._start(number)
 
@@ -211,7 +213,7 @@ class Command:
         """End all of it, as its node was told to: asked, if there is grace."""
         if self.code is not None:
             return
-        self._told_to_end = True
+        self.told_to_end = True
         self.run.safety.told_to_end(self)
         if not grace_s:
             self.kill()

@@ -46,6 +46,11 @@ class Safety:
         """Another job is to be submitted."""
         self._plans[plan.spec.id] = plan
 
+    def requeue(self, job: str) -> None:
+        """The owner of ``job``, which has ended, wants another attempt: it begins where it is said to."""
+        for key in [key for key in self._expected if key[0] == job]:
+            del self._expected[key]
+
     def run(self, job: str, attempt: int, ranks: int) -> Run:
         """Return that attempt of ``job``, which the launchers of all its nodes share."""
         from .launchers import Run
@@ -85,6 +90,7 @@ class Safety:
     def entered(self, process: RankProcess) -> None:
         """A rank has something on its device from now on."""
         self.closed.entered(process, self._plans[process.job])
+        self._entered_array(process)
         shares = self._ground.scenario.shares
         others = [
             other
@@ -109,6 +115,21 @@ class Safety:
             raise self._violated(
                 "two processes of one rank train", process.name, *(one.name for one in twins)
             )
+
+    def _entered_array(self, process: RankProcess) -> None:
+        """No more jobs of an array than its owner wants have devices, unless they are told to leave."""
+        spec = self._plans[process.job].spec
+        if not (spec.array and spec.at_once):
+            return
+        there = {
+            one.job
+            for ours in self._ranks.values()
+            for one in ours
+            if one.plan.spec.array == spec.array and one.device is not None
+            if one.told_at is None and not one.command.told_to_end
+        }
+        if len(there) > spec.at_once:
+            raise self._violated("too many jobs of an array have devices", process.name, *sorted(there))
 
     def _is_spread(self, process: RankProcess) -> bool:
         """Return True if other ranks of the process's job have something on a device."""
@@ -174,6 +195,10 @@ class Safety:
                 "the only copy of a state was dropped", run.job, run.attempt, run.start, expected
             )
 
+    def newest(self, job: str) -> int:
+        """Return the newest boundary that an attempt of ``job`` has passed."""
+        return max((run.newest for run in self._runs.values() if run.job == job), default=0)
+
     def steps(self, job: str) -> int:
         """Return how many boundaries all ranks of ``job`` have passed."""
         return self._steps[job]
@@ -190,7 +215,7 @@ class Safety:
             return
         faults = sum(run.failed for run in runs)
         lost = not plan.spec.max_restarts and any(run.absent and run.newest > run.start for run in runs)
-        if not in_time and not plan.spec.time_limit_s:
+        if not in_time and not (plan.spec.time_limit_s or job in self.own_time.limited):
             raise self._violated("a job without a time limit was ended at one", job)
         if failed and in_time and not lost and not faults:
             raise self._violated("a job failed though nothing went wrong", job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -55,6 +56,7 @@ class Wish:
     job: str
     what: str
     devices: tuple[str, ...] = ()
+    value: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,14 @@ class Scenario:
     ----------
     restarts
         When the scheduler ends, and how long nobody takes its place.
+    reboots
+        When the machine is switched off with all jobs kept (``down --keep``), and for how long.
     faults
         Whether anything goes wrong and takes its own time.
+    calm_s
+        When nothing goes wrong any more.
+    options
+        Options of the policy. None: its slices are short.
     """
 
     seed: int
@@ -119,7 +127,10 @@ class Scenario:
     windows: tuple[Window, ...] = ()
     changes: tuple[Change, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
+    reboots: tuple[tuple[float, float], ...] = ()
     faults: bool = True
+    calm_s: float = CALM_S
+    options: Mapping[str, str] | None = None
 
     @property
     def devices(self) -> list[DeviceName]:

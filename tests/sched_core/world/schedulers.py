@@ -31,7 +31,6 @@ from gpuslice.sched_core.lifecycle.events import (
     RankGone,
     Reported,
     StartAhead,
-    Submitted,
     Tell,
     WakeAt,
     Woken,
@@ -51,8 +50,10 @@ from .policies import policy_of
 from .scenario import Scenario
 
 MakeCore = Callable[[Scenario], Core]
-_PROGRAM = Program(("python", "train.py"), "/")
+PROGRAM = Program(("python", "train.py"), "/")
 _COMPUTE_S = 0.5
+#: Where there are many jobs, to check all of them after each event would take most of the time.
+_HEARTBEATS_A_CHECK = 8
 
 
 class Outcome(NamedTuple):
@@ -84,7 +85,7 @@ def todays_core(scenario: Scenario) -> Core:
 
     return Core(
         scenario.devices,
-        make_policy(scenario.policy, None),
+        make_policy(scenario.policy, scenario.options),
         quotas=scenario.quotas,
         device_memory_bytes=scenario.device_memory_bytes,
         make_policy=make_policy,
@@ -97,7 +98,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.past: list[Past] = []
-        self._exits: set[tuple[str, int, str | None]] = set()
+        self._exits: set[tuple[str, int | None, str | None]] = set()
         self._heartbeats: dict[tuple[str, int], Past] = {}
 
     def append(self, event: Event, when_s: float, commands: Sequence[Command]) -> None:
@@ -161,7 +162,7 @@ class Scheduler:
     ) -> None:
         self._ground, self._journal = ground, journal
         self._core = make_core(ground.scenario)
-        self._closed, self._wakes = False, 0
+        self._closed, self._wakes, self._events = False, 0, 0
         #: Told of each rank that is to come, with its job and the epoch of the lease.
         self.granted: Callable[[str, int], object] = lambda job, epoch: None
         self._dies = dies
@@ -188,9 +189,10 @@ class Scheduler:
         if self.remote is not None:
             self.remote.transfers.close()
 
-    def submit(self, spec: JobSpec) -> None:
-        """Accept a job."""
-        self.handle(Submitted(spec, _PROGRAM))
+    @property
+    def core(self) -> Core:
+        """The core."""
+        return self._core
 
     def limit_prestart(self, jobs: int) -> None:
         """Start at most so many jobs beyond those that run."""
@@ -215,7 +217,10 @@ class Scheduler:
         written, now_s = encode(event), self._ground.loop.now_s
         try:
             commands = self._core.handle(decode(written), now_s)
-            if not self._ground.scenario.shares:  # a late job is said to share nothing with one that leaves
+            self._events += 1
+            checked = commands or not self._events % _HEARTBEATS_A_CHECK
+            # A late job is said to share nothing with one that leaves.
+            if checked and not self._ground.scenario.shares:
                 self._core.check()
         except InvariantError as error:
             raise self._ground.record.violated("the core broke a promise", error.message) from error

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from .ground import Ground
 
+#: Boundaries by job, rank and node.
+Kept = dict[tuple[str, int, str], list[int]]
 #: A rank keeps so many snapshots on a node.
 _KEPT = 2
 
@@ -16,7 +18,7 @@ class States:
     """The snapshots that there are: boundaries by job, rank and node, newest last."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, int, str], list[int]] = {}
+        self._kept: Kept = {}
 
     def publish(self, job: str, rank: int, node: str, boundary: int) -> None:
         """A rank has a new snapshot; those of later boundaries are of an attempt that nobody goes on from."""
@@ -26,6 +28,18 @@ class States:
     def lose(self, node: str) -> None:
         """All that lies on ``node`` is gone."""
         self._kept = {key: kept for key, kept in self._kept.items() if key[2] != node}
+
+    def of(self, job: str) -> Kept:
+        """Return all snapshots of ``job``."""
+        return {key: kept for key, kept in self._kept.items() if key[0] == job}
+
+    def forget(self, job: str) -> None:
+        """Remove all snapshots of ``job``."""
+        self._kept = {key: kept for key, kept in self._kept.items() if key[0] != job}
+
+    def put(self, snapshots: Kept) -> None:
+        """Put ``snapshots`` back."""
+        self._kept.update(snapshots)
 
     def copy(self, job: str, rank: int, source: str, target: str) -> None:
         """Bring the newest snapshot of a rank to another node."""

@@ -23,6 +23,11 @@ def test_the_end_of_a_command_may_be_heard_of_too_late() -> None:
     check(with_own_times(draw_scenario(11)))
 
 
+@pytest.mark.parametrize("seed", [0, 23])
+def test_trials_of_an_array_are_no_more_than_its_jobs_may_be(seed: int) -> None:
+    check(with_own_times(with_windows(draw_scenario(seed))))
+
+
 def test_devices_may_be_closed_meanwhile() -> None:
     for seed in range(6, 9):
         check(with_windows(with_own_times(draw_scenario(seed))))

@@ -133,7 +133,8 @@ class Closed:
         """A rank has something on its device, in a world where nothing goes wrong."""
         device = str(process.device).removeprefix("/")
         for window, from_s in self._windows:
-            left = from_s + PARKED_AFTER_S < self._loop.now_s < window.when_s + window.for_s
+            least_s = max(PARKED_AFTER_S, 4.0 * plan.step_s)
+            left = from_s + least_s < self._loop.now_s < window.when_s + window.for_s
             if left and window.what not in _STAY and self._closes(window, device, plan):
                 raise self._record.violated("a job did not leave a closed device", process.name, window)
 

@@ -6,33 +6,25 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from types import MappingProxyType
 
-from gpuslice.errors import GpusliceError, IllegalTransitionError, UsageError
+from gpuslice.errors import GpusliceError
 from gpuslice.sched_core.job import JobSpec
-from gpuslice.sched_core.jobs.conditions import followed
-from gpuslice.sched_core.lifecycle.events import (
-    Cancelled,
-    Clocked,
-    Event,
-    Held,
-    Moved,
-    OwnerRequest,
-    Released,
-    Weighted,
-)
+from gpuslice.sched_core.lifecycle.events import Kept
 
 from .draws import Draws
 from .ground import Ground
 from .nodes import RECONNECT_S, Machine, RemoteNode, RemoteNodes
+from .people import People
+from .reboot import Reboot
 from .safety import Safety
-from .scenario import CALM_S, LOST_AFTER_S, SILENT_AFTER_S, Change, JobPlan, Outage, Scenario, Window, Wish
+from .scenario import LOST_AFTER_S, SILENT_AFTER_S, JobPlan, Outage, Scenario
 from .schedulers import Journal, MakeCore, Outcome, Scheduler, todays_core
 from .states import Transfers
-from .windows import UNIX_S, begin_of, end_of
 
 #: As in ``nodes.lease``: for so much of that time jobs may run on a node that hears nothing.
 _LEASE_SHARE = 0.9
 #: So long nobody may pass a boundary, once all is calm: a gang may wait 300 s for a rank that never comes.
 _STANDSTILL_S = 400.0
+_STANDSTILL_STEPS = 20
 #: So many times the boundaries of all jobs may be passed.
 _REPEATS = 6
 _PROBE = "probe"
@@ -68,7 +60,7 @@ class World:
         self.ground = ground = Ground(scenario)
         self.scenario, self._make_core = scenario, make_core
         self.safety = Safety(ground)
-        self.safety.own_time.state_of = lambda job: self._now.outcome(job)[:2]
+        self.safety.own_time.state_of = lambda job: self.now.outcome(job)[:2]
         pids = count(100)
         self._machines = {
             name: Machine(ground, self.safety, name, lambda: next(pids)) for name in scenario.nodes
@@ -76,37 +68,38 @@ class World:
         self._deaths, self.orders = deaths, 0
         self._down: set[str] = set()
         self._losses = count()
+        self._standstill_s = _STANDSTILL_S + _STANDSTILL_STEPS * max(plan.step_s for plan in scenario.jobs)
         self._journal = Journal()
         self._transfers: dict[str, int] = {}
-        self._held: set[str] = set()
-        #: All devices that there ever were.
-        self._devices = set(map(str, scenario.devices))
-        self._submitted: list[str] = []
+        self.people = People(self)
+        #: True while all jobs are parked and ended for a reboot.
+        self.keeping = False
         self.outcomes: dict[str, Outcome] = {}
         self.makespan_s = 0.0
         self.scheduler: Scheduler | None = None
         self._begin_scheduler()
         if scenario.prestart is not None:
-            self._now.limit_prestart(scenario.prestart)
-        for plan in scenario.jobs:
-            ground.loop.at(plan.spec.submit_s, self._when_served(lambda plan=plan: self._submit(plan)))
-        for wish in scenario.wishes:
-            ground.loop.at(wish.when_s, lambda wish=wish: self._ask(wish))
-        for number, window in enumerate(scenario.windows):
-            close = self._when_served(lambda window=window, number=number: self._close(window, number))
-            ground.loop.at(window.when_s, close)
-        for change in scenario.changes:
-            ground.loop.at(change.when_s, self._when_served(lambda change=change: self._change(change)))
+            self.now.limit_prestart(scenario.prestart)
+        self.people.begin()
         for outage in scenario.outages:
             ground.loop.at(outage.from_s, lambda outage=outage: self._cut_off(outage))
         for when_s, away_s in scenario.restarts:
             ground.loop.at(when_s, self._end_scheduler)
             ground.loop.at(when_s + away_s, self._begin_scheduler)
+        for when_s, away_s in scenario.reboots:
+            reboot = Reboot(self, away_s, self._end_scheduler, self._begin_scheduler)
+            ground.loop.at(when_s, self.people.when_served(reboot.begin))
 
     @property
-    def _now(self) -> Scheduler:
+    def now(self) -> Scheduler:
+        """The present scheduler, of which there must be one."""
         assert self.scheduler is not None
         return self.scheduler
+
+    @property
+    def serves(self) -> bool:
+        """True if there is a scheduler, and it accepts requests."""
+        return self.scheduler is not None and not self.keeping
 
     def run(self) -> None:
         """Live until every job has ended; then see that no device is taken.
@@ -120,16 +113,16 @@ class World:
         moments_s += [wish.when_s for wish in self.scenario.wishes]
         moments_s += [window.when_s + window.for_s for window in self.scenario.windows]
         moments_s += [change.when_s for change in self.scenario.changes]
-        calm_s = CALM_S if self.scenario.faults else max(moments_s)
+        calm_s = self.scenario.calm_s if self.scenario.faults else max(moments_s)
         self.ground.loop.at(calm_s, lambda: None)
         while self.ground.loop.now_s < calm_s:
             self._step()
-        self._release()
+        self.people.release()
         most = self.ground.record.boundaries + _REPEATS * sum(
             (plan.boundaries + 1) * plan.spec.ranks * plan.trainings for plan in self.scenario.jobs
         )
-        self._until(lambda: all(self._now.outcome(job).ended for job in self._submitted), most)
-        self.outcomes = {job: self._now.outcome(job) for job in self._submitted}
+        self._until(lambda: all(self.now.outcome(job).ended for job in self.people.submitted), most)
+        self.outcomes = {job: self.now.outcome(job) for job in self.people.submitted}
         ends_s = [entry.when_s for entry in self.ground.record.entries if entry.what == "command ended"]
         self.makespan_s = max(ends_s, default=0.0)
         for job, outcome in self.outcomes.items():
@@ -146,14 +139,14 @@ class World:
         left: list[str] = []
         while self.scheduler is None or not done():
             if self.scheduler is not None:
-                left = [job for job in self._submitted if not self._now.outcome(job).ended]
-            if not self._step() or loop.now_s > record.progress_s + _STANDSTILL_S:
+                left = [job for job in self.people.submitted if not self.now.outcome(job).ended]
+            if not self._step() or loop.now_s > record.progress_s + self._standstill_s:
                 raise record.violated("jobs wait for ever", *map(self._fate, left))
             if record.boundaries > most:
                 raise record.violated("jobs do not get on", *map(self._fate, left))
 
     def _fate(self, job: str) -> object:
-        return job if self.scheduler is None else (job, self._now.outcome(job))
+        return job if self.scheduler is None else (job, self.now.outcome(job))
 
     def _step(self) -> bool:
         stepped = self.ground.loop.step()
@@ -166,105 +159,10 @@ class World:
         if left := self.safety.left_over():
             raise record.violated("processes are left", *left)
         spec = JobSpec(id=_PROBE, submit_s=self.ground.loop.now_s, devices=size, boundary_timeout_s=0.0)
-        self._submit(JobPlan(spec, boundaries=3, step_s=0.1))
-        self._until(lambda: self._now.outcome(_PROBE).ended, record.boundaries + 4 * size)
-        if self._now.outcome(_PROBE).state != "succeeded":
-            raise record.violated("a device is taken", self._now.outcome(_PROBE))
-
-    # Jobs and owners.
-
-    def _when_served(self, act: Callable[[], object]) -> Callable[[], None]:
-        """Return ``act``, put off for as long as there is no scheduler."""
-
-        def do() -> None:
-            if self.scheduler is None:
-                self.ground.loop.after(1.0, do)
-            else:
-                act()
-
-        return do
-
-    def _submit(self, plan: JobPlan) -> None:
-        if not {*map(followed, plan.spec.after)} <= {*self._submitted}:
-            self.ground.loop.after(1.0, self._when_served(lambda: self._submit(plan)))
-            return
-        self.safety.add(plan)
-        if plan.spec.begin_unix_s:
-            self._now.handle(Clocked(self.ground.loop.now_s + UNIX_S))
-        self._now.submit(plan.spec)
-        self._submitted.append(plan.spec.id)
-        if plan.spec.hold:
-            self._held.add(plan.spec.id)
-
-    def _ask(self, wish: Wish) -> None:
-        if self.scheduler is None or wish.job not in self._submitted:
-            return
-        request: OwnerRequest
-        match wish.what:
-            case "hold":
-                request = Held(wish.job)
-            case "release":
-                request = Released(wish.job)
-            case "move":
-                request = Moved(wish.job, wish.devices)
-            case "weigh":
-                request = Weighted(wish.job, 2.0)
-            case _:
-                request = Cancelled(wish.job, "enough")
-        if self._requested(request):
-            self.ground.record.note(wish.job, 0, "asked", wish.what)
-
-    def _requested(self, request: OwnerRequest) -> bool:
-        """Ask for something; return False if that is impossible now."""
-        if isinstance(request, Released):
-            self.safety.own_time.release(request.job)
-        elif isinstance(request, Cancelled):
-            self.safety.own_time.cancel(request.job)
-        try:
-            self._now.handle(request)
-        except (IllegalTransitionError, UsageError):
-            return False
-        (self._held.add if isinstance(request, Held) else lambda job: None)(request.job)
-        if isinstance(request, Released):
-            self._held.discard(request.job)
-        return True
-
-    def _close(self, window: Window, number: int) -> None:
-        """Ask for ``window``, unless it would be over by now or another tenant has one of its devices."""
-        now_s, ends_s = self.ground.loop.now_s, window.when_s + window.for_s
-        if now_s >= ends_s or not self._asked(begin_of(window, number, now_s)):
-            return
-        self.ground.record.note("", 0, window.what, (window.devices, ends_s))
-        self.safety.closed.begins(window)
-        if (end := end_of(window)) is not None:
-            self.ground.loop.at(ends_s, self._when_served(lambda: self._asked(end)))
-
-    def _change(self, change: Change) -> None:
-        """Change settings, if that is possible for the jobs that there are."""
-        if not self._asked(change.event):
-            return
-        self.ground.record.note("", 0, "settings changed", change.event)
-        if (devices := change.event.devices) is not None:
-            self._devices |= {*devices}
-            self.safety.closed.removed(tuple(self._devices - {*devices}))
-
-    def _asked(self, event: Event) -> bool:
-        """Ask for something about devices, or for other settings. Return False if that is impossible now."""
-        try:
-            self._now.handle(event)
-        except UsageError:
-            return False
-        return True
-
-    def _release(self) -> None:
-        """Have the owners release their jobs, again as long as that is impossible."""
-        for job in sorted(self._held):
-            if self.scheduler is None:
-                break  # it may have died at the last request
-            if self._now.outcome(job).ended or self._requested(Released(job)):
-                self._held.discard(job)
-        if self._held:
-            self.ground.loop.after(1.0, self._release)
+        self.people.submit(JobPlan(spec, boundaries=3, step_s=0.1))
+        self._until(lambda: self.now.outcome(_PROBE).ended, record.boundaries + 4 * size)
+        if self.now.outcome(_PROBE).state != "succeeded":
+            raise record.violated("a device is taken", self.now.outcome(_PROBE))
 
     # Schedulers and nodes.
 
@@ -281,6 +179,8 @@ class World:
         )
         scheduler.granted = self.safety.closed.granted
         scheduler.seek()
+        if any(job.keep for job in scheduler.core.jobs.values()):
+            scheduler.handle(Kept(None))
         if scheduler is not self.scheduler:
             return  # it has died
         for name in nodes:
@@ -306,8 +206,8 @@ class World:
         for name in self._machines:
             if (outage := self._outage(name)) is not None and outage.crashes:
                 self._unseen(name)
-        self._now.close()
-        if (remote := self._now.remote) is not None:
+        self.now.close()
+        if (remote := self.now.remote) is not None:
             for node in remote.nodes.values():
                 node.leave()
         self._machines[""].close()
