@@ -149,11 +149,6 @@ def _free_switch(job: Job, devices: Sequence[int]) -> float | None:
     return 0.0
 
 
-def _can_always(job: Job) -> bool:
-    """Return True."""
-    return True
-
-
 class View:
     """The read-only picture from which a policy decides.
 
@@ -220,7 +215,7 @@ class View:
         self.least_slice_s = 0.0
         self.measures_rates = False
         self.switch_s: Switch = _free_switch
-        self.can_move: Callable[[Job], bool] = _can_always
+        self.can_move: Callable[[Job], bool] = lambda job: True
         self.restricted: frozenset[int] = frozenset()
         self.compute: Compute = Task.compute
         self.changes = Changes(reset=True)

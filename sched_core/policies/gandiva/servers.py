@@ -213,8 +213,8 @@ def _can_host(server: Server, job: Job) -> bool:
     """Return True if ``server`` has enough devices that ``job`` may have."""
     if job.within and server.node not in job.within:
         return False
-    closed = job.closed and sum(device in job.closed for device in server.devices)
-    return job.demand <= server.size - (closed or 0)
+    closed = sum(device in job.closed for device in server.devices) if job.closed else 0
+    return job.demand <= server.size - closed
 
 
 def _load(job: Job, part: int, server: Server) -> float:
