@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from .draws import Draws
 from .loop import Act, Line, Loop
+from .orders import Orders
 from .record import Record
 from .scenario import Scenario
 from .states import States
@@ -23,7 +24,7 @@ class Ground:
 
     def __post_init__(self) -> None:
         self.draws = Draws(self.scenario.seed)
-        self.record = Record(self.loop)
+        self.record, self.orders = Record(self.loop), Orders(self.loop)
         self.states = States()
 
     @property

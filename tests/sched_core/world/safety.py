@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from .ground import Ground
+from .orders import NEVER
 from .own_time import OwnTime
 from .scenario import JobPlan
 from .windows import Closed
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from .launchers import Command, Run
     from .ranks import RankProcess
 
-#: A stop from here on calls the last one off.
-_NEVER = 2**62
 #: A rank that is told to stop passes at most so many boundaries before it does.
 _STOPS_WITHIN = 60
 #: Slow messages to a fast gang take many boundaries. The distance is doubled for each order that comes too
@@ -39,7 +38,7 @@ class Safety:
         self._ranks: dict[tuple[str, int], list[RankProcess]] = defaultdict(list)
         self._expected: dict[tuple[str, int], int] = {}
         self._steps: Counter[str] = Counter()
-        self.closed = Closed(ground.loop, ground.record)
+        self.closed = Closed(ground.loop, ground.record, ground.orders)
         self.own_time = OwnTime(ground.loop, ground.record)
 
     def add(self, plan: JobPlan) -> None:
@@ -117,7 +116,10 @@ class Safety:
             )
 
     def _entered_array(self, process: RankProcess) -> None:
-        """No more jobs of an array than its owner wants have devices, unless they are told to leave."""
+        """No more jobs of an array than its owner wants have devices, unless they are told to leave.
+
+        What counts is what the scheduler has said: a rank may hear it after the next job has come.
+        """
         spec = self._plans[process.job].spec
         if not (spec.array and spec.at_once):
             return
@@ -126,7 +128,7 @@ class Safety:
             for ours in self._ranks.values()
             for one in ours
             if one.plan.spec.array == spec.array and one.device is not None
-            if one.told_at is None and not one.command.told_to_end
+            if not self._ground.orders.is_to_leave(one.job, one.orders.epoch, one.attempt)
         }
         if len(there) > spec.at_once:
             raise self._violated("too many jobs of an array have devices", process.name, *sorted(there))
@@ -149,7 +151,7 @@ class Safety:
     def told_to_stop(self, process: RankProcess, stop_at: int) -> None:
         """A rank has got an order to stop, or one that calls it off."""
         count = process.boundaries.count
-        if stop_at >= _NEVER:
+        if stop_at >= NEVER:
             process.told_at = None
         elif process.told_at is None:
             process.told_at, process.late_by = count, 0

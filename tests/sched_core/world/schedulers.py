@@ -163,8 +163,6 @@ class Scheduler:
         self._ground, self._journal = ground, journal
         self._core = make_core(ground.scenario)
         self._closed, self._wakes, self._events = False, 0, 0
-        #: Told of each rank that is to come, with its job and the epoch of the lease.
-        self.granted: Callable[[str, int], object] = lambda job, epoch: None
         self._dies = dies
         #: The processes whose end has been told: a node may tell it again when one greets and is gone.
         self._ends: set[int] = set()
@@ -234,14 +232,26 @@ class Scheduler:
         if isinstance(event, RankGone):
             self._ends.add(event.pid)
         for command in commands:
+            self._note(command)
             if isinstance(command, Tell):
-                if isinstance(command.message, wire.Resume):
-                    self.granted(command.job, command.message.epoch)
                 self._sessions.tell(command)
             elif isinstance(command, WakeAt):
                 self._wake_at(command.when_s)
         for command in commands:
             self._perform(command)
+
+    def _note(self, command: Command) -> None:
+        orders = self._ground.orders
+        match command:
+            case Tell(message=wire.Resume(epoch=epoch)):
+                lease = self._core.jobs[command.job].lease
+                orders.grant(command.job, epoch, tuple(str(self._core.devices[one]) for one in lease))
+            case Tell(message=wire.Suspend(epoch=epoch, stop_at=stop_at)):
+                orders.stop(command.job, epoch, stop_at)
+            case Kill():
+                orders.end(command.job, command.attempt)
+            case _:
+                pass
 
     def occur(self, event: Event) -> bool:
         """Handle what happened though nobody said it: the core has to take it, the end of a process once."""

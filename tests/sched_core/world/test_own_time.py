@@ -28,6 +28,14 @@ def test_trials_of_an_array_are_no_more_than_its_jobs_may_be(seed: int) -> None:
     check(with_own_times(with_windows(draw_scenario(seed))))
 
 
+def test_an_order_to_stop_may_arrive_after_the_next_job_of_the_array() -> None:
+    check(with_own_times(with_windows(draw_scenario(55))))
+
+
+def test_a_rank_that_never_heard_of_a_lease_comes_to_a_device_of_it_that_is_drained() -> None:
+    check(with_own_times(with_windows(draw_scenario(89))))
+
+
 def test_devices_may_be_closed_meanwhile() -> None:
     for seed in range(6, 9):
         check(with_windows(with_own_times(draw_scenario(seed))))

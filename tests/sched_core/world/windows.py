@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from gpuslice.verbs import DeviceUser
 
 from .draws import Draws
 from .loop import Loop
+from .orders import Orders
 from .record import Record
 from .scenario import CALM_S, JobPlan, Scenario, Window
 
@@ -91,15 +91,13 @@ class Closed:
 
     Parameters
     ----------
-    loop, record
-        Virtual time, and what is said of violations.
+    loop, record, orders
+        Virtual time, what is said of violations, and what ranks were told.
     """
 
-    def __init__(self, loop: Loop, record: Record) -> None:
-        self._loop, self._record = loop, record
+    def __init__(self, loop: Loop, record: Record, orders: Orders) -> None:
+        self._loop, self._record, self._orders = loop, record, orders
         self._windows: list[tuple[Window, float]] = []
-        self._granted_s: dict[tuple[str, int], float] = {}
-        self._leases: dict[str, dict[int, set[str]]] = defaultdict(dict)
         self._gone: Window | None = None
 
     def begins(self, window: Window) -> None:
@@ -112,20 +110,15 @@ class Closed:
         self._gone = Window(self._loop.now_s, inf, "pause", devices, "")
         self.begins(self._gone)
 
-    def granted(self, job: str, epoch: int) -> None:
-        """A rank of ``job`` was told to come, with that lease."""
-        self._granted_s.setdefault((job, epoch), self._loop.now_s)
-
     def entered(self, process: RankProcess, plan: JobPlan) -> None:
         """A rank has something on its device: no window was there when its job was given the lease."""
         epoch, device = process.orders.epoch, str(process.device).removeprefix("/")
-        leases = self._leases[process.job]
-        last = [found for number, found in leases.items() if number < epoch][-1:]
-        leases.setdefault(epoch, set()).add(device)
-        granted_s = self._granted_s.get((process.job, epoch), self._loop.now_s)
+        # Also where the rank of another node never heard of that lease: the job was given the device.
+        last = self._orders.former_lease(process.job, epoch)
+        granted_s = self._orders.granted_s(process.job, epoch)
         for window, from_s in self._windows:
             present = from_s < granted_s < window.when_s + window.for_s - _ROUNDING_S
-            was_there = window.what in _STAY and last and device in last[0]
+            was_there = window.what in _STAY and device in last
             if present and not was_there and self._closes(window, device, plan):
                 raise self._record.violated("a job has a closed device", process.name, window)
 

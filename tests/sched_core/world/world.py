@@ -177,7 +177,6 @@ class World:
         self.scheduler = scheduler = Scheduler(
             self.ground, self._make_core, self._journal, self._machines[""], remote, self._dies
         )
-        scheduler.granted = self.safety.closed.granted
         scheduler.seek()
         if any(job.keep for job in scheduler.core.jobs.values()):
             scheduler.handle(Kept(None))
