@@ -161,13 +161,15 @@ class NodeReports:
     ) -> NoRoom | None:
         nodes = core.state.nodes
         states = nodes.state_nodes(job)[: job.keepers]
-        needs = [core.state.switch_costs.rank_bytes(job, rank) for rank in range(len(states))]
+        needs = _needs_bytes(core, job, len(states))
         if not any(needs) or job.relocating or job.nodes[: len(states)] != states:
             return None
         known, copy = nodes.named(tuple(job.relocation.no_room)), copies.newest(job)
         has = {*nodes.named(states), *(copy.targets.replace(HERE, "").split(",") if copy else ())}
-        nbytes, reasons = max(needs), {}
+        places = Counter(device.node for device in core.devices)
+        reasons = {}
         for name, room_bytes in rooms.items():
+            nbytes = sum(needs[: places[name]])  # all ranks may come to that node
             wanted_bytes = nbytes + (nbytes // 10 if name in known else 0)  # or it would change all the time
             if room_bytes is not None and room_bytes < wanted_bytes and name not in has:
                 reasons[name] = (
@@ -228,6 +230,17 @@ class NodeReports:
         for one in found:
             if _gist(one) not in before:
                 self.note(noted(one))
+
+
+def _needs_bytes(core: Core, job: Gang, ranks: int) -> list[int]:
+    """Return the bytes of the state of each of the first ``ranks`` ranks of ``job``, the largest first.
+
+    Of new processes nothing is known. Of a state that was to be brought elsewhere the whole size is.
+    """
+    found = [core.state.switch_costs.rank_bytes(job, rank) for rank in range(ranks)]
+    if not any(found):
+        found = [-(-job.relocation.state_bytes // max(1, ranks))] * ranks
+    return sorted(found, reverse=True)
 
 
 def _state(name: str, node: RemoteNode | None, lost: frozenset[str]) -> str:

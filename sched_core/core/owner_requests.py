@@ -162,6 +162,7 @@ def _move(state: State, allocation: Allocation, job: Gang, event: Moved, now: fl
     goals = set(state.nodes.of(wish))  # the request was admitted: they have room by now
     job.relocation.find_room({n: why for n, why in job.relocation.no_room.items() if n not in goals})
     allocation.moves.request(job, wish)
+    state.nodes.restrict(job)  # they may be of several nodes
 
 
 def _weigh(allocation: Allocation, job: Gang, event: Weighted, now: float) -> None:

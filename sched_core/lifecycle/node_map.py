@@ -251,15 +251,22 @@ class NodeMap:
     def restrict(self, job: Gang) -> None:
         """Tell policies to keep ``job`` on any one node if it is elastic, or not all nodes are fit for it.
 
-        A job that needs several of the nodes that are fit may have any.
+        A job that needs several of the nodes that are fit, or is on several, may have any.
         """
         if self.single:
             return
         fitting, sizes = self.fitting(job), self.whole.node_sizes
         if not job.spec.elastic:  # it may have any nodes if all are fit, or if one alone is too small
-            unfit = job.command.not_for or job.relocation.no_room
-            fitting = tuple(node for node in fitting if unfit and sizes[node] >= job.least)
+            limited = (job.command.not_for or job.relocation.no_room) and not self._is_spread(job)
+            fitting = tuple(node for node in fitting if limited and sizes[node] >= job.least)
         job.within = fitting
+
+    def _is_spread(self, job: Gang) -> bool:
+        """Return True if ``job`` is on several nodes with its state or devices, or is to be."""
+        nodes = [self.of(devices) for devices in (job.lease, job.borrowed, job.requested_devices)]
+        if job.state_nodes:  # else it may be given others before it begins
+            nodes += [job.state_nodes, job.nodes, self.of(job.placement)]
+        return any(len(set(found)) > 1 for found in nodes)
 
     def confine(self, job: Gang) -> None:
         """Tell policies whether ``job``, if it must be on one node, must stay on its present node."""

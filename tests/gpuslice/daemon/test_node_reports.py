@@ -92,3 +92,31 @@ def test_the_core_is_told_once_which_nodes_have_no_room_and_when_they_have() -> 
 def test_nothing_is_said_of_states_whose_size_is_not_known() -> None:
     driver = trains(has_parked=False)
     assert reports(0).changes_of_room(driver.core, driver.job_history.copies) == []
+
+
+def test_of_a_state_that_could_not_be_brought_the_size_is_still_known() -> None:
+    driver = trains()
+    driver.do(Held("a"))
+    driver.say("a", msgspec.structs.replace(suspended(driver.core.jobs["a"].epoch, 7), nbytes=100))
+    job = driver.core.jobs["a"]
+    job.relocation.carry(100)
+    driver.core.state.switch_costs.forget(job)  # its processes are new
+    (change,) = reports(99).changes_of_room(driver.core, driver.job_history.copies)
+    assert change.nodes.keys() == {"b"}
+
+
+def test_all_states_of_a_gang_need_room_on_a_node_with_as_many_devices() -> None:
+    driver = Driver(2, None, ("", "b"))
+    driver.submit("a", 2)
+    driver.hello("a")
+    driver.resumed("a", 0)
+    driver.resumed("a", 1)
+    driver.progress("a", 5)
+    driver.do(Held("a"))
+    for rank in (0, 1):
+        report = msgspec.structs.replace(suspended(driver.core.jobs["a"].epoch, 6), nbytes=100)
+        driver.say("a", report, rank)
+    copies = driver.job_history.copies
+    (change,) = reports(199).changes_of_room(driver.core, copies)
+    assert change == NoRoom("a", {"b": "199 B left in its RAM disk, and its state needs 200 B"})
+    assert reports(200).changes_of_room(driver.core, copies) == []

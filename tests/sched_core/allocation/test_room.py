@@ -9,7 +9,7 @@ from gpuslice.sched_core.policy import Migrate, Start
 from gpuslice.wire import Suspend as Stop
 
 from ..driver import Driver, picture, told
-from ..relocating import NODES, idle, one_begun, one_parked, plan
+from ..relocating import NODES, Quiet, idle, one_begun, one_parked, plan
 
 FULL = NoRoom("a", {"b": "1 MiB left in its RAM disk, and its state needs 2 MiB"})
 ROOM = NoRoom("a", {})
@@ -63,3 +63,29 @@ def test_a_policy_plans_for_the_nodes_with_room() -> None:
     assert driver.core.jobs["a"].within == driver.core.jobs["a"].state_nodes
     replayed = driver.replayed(RoundRobin(quantum_s=1.0))
     assert picture(replayed) == picture(driver.core)
+
+
+def test_a_gang_on_several_nodes_keeps_its_devices_when_another_node_is_full() -> None:
+    policy = Quiet("spread")
+    driver = Driver(2, policy, ("", "b", "c"))
+    idle(driver, "g", 2)
+    plan(driver, policy, Start("g", (0, 2)))
+    driver.resumed("g", 0)
+    driver.resumed("g", 1)
+    assert driver.state("g") is JobState.RUNNING
+    driver.do(NoRoom("g", {"c": "1 MiB left"}))
+    assert driver.core.jobs["g"].lease == (0, 2)
+    driver.core.check()
+
+
+def test_a_gang_may_be_requested_on_several_nodes_when_another_node_is_full() -> None:
+    policy = Quiet()
+    driver = Driver(2, policy, ("", "b", "c"))
+    idle(driver, "g", 2)
+    plan(driver, policy, Start("g", (0, 1)))
+    driver.resumed("g", 0)
+    driver.resumed("g", 1)
+    driver.do(NoRoom("g", {"c": "1 MiB left"}))
+    driver.do(Moved("g", ("null:0", "b/null:0")))
+    assert driver.core.jobs["g"].placement == (0, 2)
+    driver.core.check()

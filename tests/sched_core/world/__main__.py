@@ -13,6 +13,7 @@ from .changes import with_changes
 from .own_time import with_own_times
 from .put_back import FAULTS, put_back
 from .record import Violation
+from .rooms import with_rooms
 from .scenario import draw_scenario
 from .week import check_week, draw_week
 from .windows import with_windows
@@ -34,6 +35,7 @@ def main() -> int:
     told = "and again so often, as the scheduler dies at an order to a node"
     parser.add_argument("--deaths", type=int, default=0, metavar="N", help=told)
     parser.add_argument("--windows", action="store_true", help="with pauses, drains and reservations")
+    parser.add_argument("--rooms", action="store_true", help="with little room for states on each node")
     parser.add_argument("--changes", action="store_true", help="with changes of the scheduler's settings")
     told = "with arrays, holds, moments, dependencies, time limits, priorities and requeues"
     parser.add_argument("--own-times", action="store_true", help=told)
@@ -52,6 +54,7 @@ def main() -> int:
         for seed in range(options.seed, options.seed + options.runs):
             scenario = draw_week(seed) if options.weeks else draw_scenario(seed)
             scenario = with_windows(scenario) if options.windows else scenario
+            scenario = with_rooms(scenario) if options.rooms else scenario
             scenario = with_own_times(scenario) if options.own_times else scenario
             scenario = with_changes(scenario) if options.changes else scenario
             scenario = scenario.without_faults() if options.no_faults else scenario

@@ -8,6 +8,7 @@ from .draws import Draws
 from .loop import Act, Line, Loop
 from .orders import Orders
 from .record import Record
+from .rooms import Rooms
 from .scenario import Scenario
 from .states import States
 
@@ -26,6 +27,7 @@ class Ground:
         self.draws = Draws(self.scenario.seed)
         self.record, self.orders = Record(self.loop), Orders(self.loop)
         self.states = States()
+        self.rooms = Rooms(self.scenario, self.loop, self.states)
 
     @property
     def calm(self) -> bool:

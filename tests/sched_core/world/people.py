@@ -118,6 +118,8 @@ class People:
                 request = Released(wish.job)
             case "move":
                 request = Moved(wish.job, wish.devices)
+                if not self._world.room_watch.admits(request):
+                    return
             case "weigh":
                 request = Weighted(wish.job, 2.0)
             case "requeue" | "requeue --fresh":

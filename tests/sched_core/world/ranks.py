@@ -10,6 +10,7 @@ from gpuslice.runtime.boundaries import BoundaryCounter
 
 from .ground import Ground
 from .processes import Process
+from .states import STATE_BYTES
 
 if TYPE_CHECKING:
     from .launchers import Command
@@ -257,7 +258,7 @@ class RankProcess(Process):
             epoch=self.orders.epoch,
             boundary=boundary,
             step=boundary,
-            nbytes=8,
+            nbytes=STATE_BYTES,
             stages_s={},
             bound="a library" if bound else "",
             restartable=portable,

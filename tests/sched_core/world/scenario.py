@@ -93,6 +93,15 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Room:
+    """From ``when_s`` on a node takes states of so many bytes, as long as nothing else is said of it."""
+
+    when_s: float
+    node: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Scenario:
     """A world before its first event.
 
@@ -126,6 +135,7 @@ class Scenario:
     outages: tuple[Outage, ...] = ()
     windows: tuple[Window, ...] = ()
     changes: tuple[Change, ...] = ()
+    rooms: tuple[Room, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
     reboots: tuple[tuple[float, float], ...] = ()
     faults: bool = True

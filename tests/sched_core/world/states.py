@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 #: Boundaries by job, rank and node.
 Kept = dict[tuple[str, int, str], list[int]]
+#: The size of each.
+STATE_BYTES = 8
 #: A rank keeps so many snapshots on a node.
 _KEPT = 2
 
@@ -36,6 +38,10 @@ class States:
     def forget(self, job: str) -> None:
         """Remove all snapshots of ``job``."""
         self._kept = {key: kept for key, kept in self._kept.items() if key[0] != job}
+
+    def bytes_on(self, node: str) -> int:
+        """Return the bytes of all snapshots on ``node``."""
+        return STATE_BYTES * sum(len(kept) for (_, _, where), kept in self._kept.items() if where == node)
 
     def put(self, snapshots: Kept) -> None:
         """Put ``snapshots`` back."""
@@ -137,6 +143,10 @@ class Transfers:
             wish.waiting("a node cannot be reached")
             if self._active.get(wish.job) is wish:
                 self._try(wish)
+            return
+        if not self._ground.rooms.takes(tuple(wish.sources), tuple(wish.targets)):
+            self._ground.record.note(wish.job, number, "found no room", (wish.sources, wish.targets))
+            self._end(wish.job, "No space left on device")
             return
         if self._ground.fault(0.05, wish.job, "transfer fails", number):
             self._ground.record.faults.add((wish.job, "not brought"))

@@ -15,6 +15,7 @@ from .ground import Ground
 from .nodes import RECONNECT_S, Machine, RemoteNode, RemoteNodes
 from .people import People
 from .reboot import Reboot
+from .rooms import RoomWatch
 from .safety import Safety
 from .scenario import LOST_AFTER_S, SILENT_AFTER_S, JobPlan, Outage, Scenario
 from .schedulers import Journal, MakeCore, Outcome, Scheduler, todays_core
@@ -81,6 +82,8 @@ class World:
         if scenario.prestart is not None:
             self.now.limit_prestart(scenario.prestart)
         self.people.begin()
+        self.room_watch = RoomWatch(self)
+        self.room_watch.begin()
         for outage in scenario.outages:
             ground.loop.at(outage.from_s, lambda outage=outage: self._cut_off(outage))
         for when_s, away_s in scenario.restarts:
