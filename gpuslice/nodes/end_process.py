@@ -96,6 +96,7 @@ class Ends:
         self._config, self._directory, self._log = config, directory, log
         #: A process that waits for its order. It ends with the agent.
         self._standby: subprocess.Popen[bytes] | None = None
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def stand_by(self) -> None:
         """Start a process for the next channel, unless one waits. Raise ``OSError`` if that is impossible."""
@@ -111,10 +112,15 @@ class Ends:
             )
 
     def start(self, channel: str) -> None:
-        """Start an end for that channel. Raise as ``stand_by``."""
+        """Start an end for that channel, in place of one that is there. Raise as ``stand_by``."""
+        self._started = {one: process for one, process in self._started.items() if process.poll() is None}
+        if (former := self._started.pop(channel, None)) is not None:
+            former.kill()  # else it would keep the slots of the snapshot that it received
+            former.wait()
         self.stand_by()
         process, self._standby = self._standby, None
         assert process is not None
+        self._started[channel] = process
         assert process.stdin is not None
         with process.stdin as pipe:
             pipe.write(msgspec.json.encode(Order(channel, self._config, str(self._directory))))
