@@ -282,7 +282,10 @@ def _obstacle(core: Core, job: Gang, now: float) -> str:
         return ""
     if job.portable_later:
         return f"at none of {_TRIES} boundaries another process could go on from its snapshot"
-    return "no other process can go on from its snapshot: its script calls no `gpuslice.attach`"
+    return (
+        "no other process can go on from its snapshot: its script has neither `gpuslice.attach` nor a "
+        f"trainer that restarts, or stderr says what forbids it (`gpuslice logs --err {job.id}`)"
+    )
 
 
 def _needs_snapshot(job: Gang) -> bool:
