@@ -12,8 +12,8 @@ import sys
 #: ``./x test-frameworks`` tests them; docs/training-scripts.md has the results.
 ADAPTERS = {
     "transformers.trainer": ("transformers", ("4.57", "5.24"), "transformers_trainer"),
-    "lightning.pytorch.trainer.trainer": ("lightning", ("2.6",), "lightning_trainer"),
-    "pytorch_lightning.trainer.trainer": ("pytorch_lightning", ("2.5",), "lightning_trainer"),
+    "lightning.pytorch.trainer.trainer": ("lightning", ("2.5", "2.6"), "lightning_trainer"),
+    "pytorch_lightning.trainer.trainer": ("pytorch_lightning", ("2.5", "2.6"), "lightning_trainer"),
 }
 
 

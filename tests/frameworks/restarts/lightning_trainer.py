@@ -1,6 +1,7 @@
 """Lightning's Trainer with dropout, random changes in the data set, validation, and a callback that counts.
 
-Words: the package, loader workers, accumulated batches.
+Words: the package, loader workers, accumulated batches. While there is a file ``slowly``, a step takes half a
+second.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
@@ -44,6 +46,7 @@ class Tell(lightning.Callback):
         if trainer.global_step > self.steps:
             self.steps += 1
             print("step", trainer.global_step, self.steps, flush=True)
+            time.sleep(0.5 if Path("slowly").exists() else 0)
             for group in trainer.optimizers[0].param_groups:
                 group["weight_decay"] = 0.01 * (self.steps % 5)
 
@@ -75,6 +78,8 @@ rows = Rows()
 training = torch.utils.data.DataLoader(rows, batch_size=20, shuffle=True, num_workers=workers)
 validation = torch.utils.data.DataLoader(rows, batch_size=50)
 model = Classifier()
+# No loss improves by 100: the training stops at its fifth validation, amid the third epoch.
+stop = callbacks.EarlyStopping("loss", min_delta=100.0, patience=4)
 with tempfile.TemporaryDirectory() as directory:
     trainer = lightning.Trainer(
         max_epochs=3,
@@ -85,7 +90,7 @@ with tempfile.TemporaryDirectory() as directory:
         val_check_interval=0.5,
         callbacks=[
             callbacks.ModelCheckpoint(dirpath=directory, every_n_train_steps=7),
-            callbacks.EarlyStopping("loss", patience=20),
+            stop,
             Tell(),
         ],
         logger=False,
@@ -93,4 +98,5 @@ with tempfile.TemporaryDirectory() as directory:
         enable_model_summary=False,
     )
     trainer.fit(model, training, validation)
+assert trainer.global_step == 50 // accumulated, "it did not stop early"
 digest.tell(model.state_dict(), trainer.optimizers[0].state_dict())

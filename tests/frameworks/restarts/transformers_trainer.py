@@ -1,12 +1,14 @@
 """A small GPT-2 by Hugging Face's Trainer, with random masks of its collator, dropout, and early stopping.
 
-Words: loader workers, accumulated micro-batches, ``group`` or ``shuffle``.
+Words: loader workers, accumulated micro-batches, ``group`` or ``shuffle``. While there is a file
+``slowly``, a step takes half a second.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
@@ -56,6 +58,7 @@ class Tell(TrainerCallback):
     def on_step_end(self, args, state, control, optimizer=None, **named):  # type: ignore[no-untyped-def]
         self.steps += 1
         print("step", state.global_step, self.steps, flush=True)
+        time.sleep(0.5 if Path("slowly").exists() else 0)
         for group in optimizer.param_groups:
             group["weight_decay"] = 0.01 * (self.steps % 5)
 
@@ -66,12 +69,14 @@ model = GPT2LMHeadModel(GPT2Config(vocab_size=200, n_positions=32, n_embd=32, n_
 grouping = {"group": {"group_by_length": True}, "shuffle": {}}[order]
 if order == "group" and not hasattr(TrainingArguments, "group_by_length"):
     grouping = {"train_sampling_strategy": "group_by_length"}
+# No loss improves by 100: the training stops after its third epoch.
+stop = EarlyStoppingCallback(early_stopping_patience=2, early_stopping_threshold=100.0)
 with tempfile.TemporaryDirectory() as directory:
     arguments = TrainingArguments(
         output_dir=directory,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=accumulated,
-        num_train_epochs=3,
+        num_train_epochs=4,
         warmup_steps=3,
         lr_scheduler_type="cosine",
         eval_strategy="epoch",
@@ -92,7 +97,8 @@ with tempfile.TemporaryDirectory() as directory:
         train_dataset=data,
         eval_dataset=[data[number] for number in range(16)],
         data_collator=collate,
-        callbacks=[EarlyStoppingCallback(early_stopping_patience=2), Tell()],
+        callbacks=[stop, Tell()],
     )
     trainer.train()
+assert trainer.state.epoch == 3, "it did not stop early"
 digest.tell(model.state_dict(), trainer.optimizer.state_dict())
