@@ -10,11 +10,14 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import io
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from gpuslice.frameworks.adapters import version_of, why_not
 from gpuslice.frameworks.framework_job import FrameworkJob
@@ -46,6 +49,8 @@ def install(module: Any, package: str) -> None:
     def with_restarts(self: Any, *words: Any, **named: Any) -> Any:
         bound = signature.bind(self, *words, **named)
         job = _job(self, package, bound.arguments)
+        if job is not None and "weights_only" in signature.parameters:
+            job.refusal = job.refusal or refusal_of_loading(bound.arguments)
         if job is None:
             return fit(self, *words, **named)
         if job.checkpoint is not None:
@@ -96,6 +101,26 @@ def _refusal(trainer: Any, model: Any) -> str:
         f"the callback {type(unknown[0]).__name__} was not tested" if unknown else "": bool(unknown),
     }
     return next((reason for reason, found in reasons.items() if found), "")
+
+
+def refusal_of_loading(given: dict[str, Any]) -> str:
+    """Return why Lightning, which loads plain values only, could not load a checkpoint; empty if it can."""
+    parts = [part for part in (given["model"], given.get("datamodule")) if part is not None]
+    if given.get("weights_only") is False or _loads([dict(part.hparams) for part in parts]):
+        return ""
+    return "Lightning loads its hyper-parameters only if `fit` gets weights_only=False"
+
+
+def _loads(values: object) -> bool:
+    """Return True if ``torch.load`` takes ``values`` with ``weights_only=True``."""
+    file = io.BytesIO()
+    try:
+        torch.save(values, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # noqa: BLE001 - whatever forbids it
+        return False
+    return True
 
 
 @contextmanager

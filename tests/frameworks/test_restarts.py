@@ -14,8 +14,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from gpuslice.frameworks.lightning_trainer import refusal_of_loading
 
 from ..cli.conftest import Shell, shell_in
 from ..cli.waiting import until
@@ -115,3 +118,14 @@ def test_one_goes_on_though_the_ram_disk_was_emptied(training: str, tmp_path: Pa
     assert "goes on from boundary" in told
     assert undisturbed in Path(client.logs(job).out).read_text().splitlines(keepends=True)
     shell("down")
+
+
+@pytest.mark.parametrize(
+    ("values", "words", "refused"),
+    [({"lr": 0.1}, {}, False), ({"lr": Path}, {}, True), ({"lr": Path}, {"weights_only": False}, False)],
+)
+def test_hyper_parameters_that_lightning_would_not_load_forbid_a_restart(
+    values: dict[str, object], words: dict[str, object], refused: bool
+) -> None:
+    refusal = refusal_of_loading({"model": SimpleNamespace(hparams=values), **words})
+    assert bool(refusal) is refused
