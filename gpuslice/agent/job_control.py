@@ -12,21 +12,17 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from math import inf
 from types import FrameType
 
 from gpuslice.agent.refusals import STILL_PARKED
 from gpuslice.errors import GpusliceError
 from gpuslice.runtime.boundaries import NEVER
-from gpuslice.runtime.ending import end, say, undisturbed, whole_or_ended
+from gpuslice.runtime.ending import deliver, end, say, undisturbed, whole_or_ended
 from gpuslice.runtime.runtime import Runtime
 from gpuslice.runtime.stopping import Act, Wish
 from gpuslice.runtime.threads.main_thread import MainThreadStuckError
 
 _TRY_AGAIN_S = 1.0
-#: Python runs the handlers of signals that came during one call of C code by their numbers: SIGCONT first. A
-#: SIGTSTP that seems to come right after it came before it, or nobody would wake the process.
-_SAME_MOMENT_S = 0.01
 
 
 class JobControl:
@@ -41,7 +37,7 @@ class JobControl:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._asked = False
-        self._went_on_s = -inf
+        self._waking = False
 
     def start(self) -> None:
         """Handle both signals, unless the script does. A job of several ranks stops as any process does.
@@ -57,7 +53,7 @@ class JobControl:
     def at_boundary(self, boundary: int) -> Sequence[int]:
         """Park and stop if that was asked for. Return the signals held back."""
         if not self._asked:
-            self._runtime.boundaries.stop_at = NEVER
+            self._look_again()
             return []
         if self._runtime.suspension.at_boundary(Wish.PARK) is not Act.PARK:
             return []
@@ -66,20 +62,27 @@ class JobControl:
             late = self._runtime.suspension.main_thread.park(self._stay_away)
         except MainThreadStuckError as error:
             say(error.message, error.remedy)
-            self._stand_still()
-        self._runtime.boundaries.stop_at = NEVER
+            # Of this thread: when it returns SIGCONT has come, for which the main one runs no handler.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+            self._asked = False
+        self._look_again()
         return late
 
+    def _look_again(self) -> None:
+        """Come to the next boundary only if a SIGTSTP has come meanwhile."""
+        self._runtime.boundaries.stop_at = NEVER
+        if self._asked:  # asked after the line above: the handler may have run before it
+            self._runtime.boundaries.stop_at = 0
+
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if time.monotonic() < self._went_on_s + _SAME_MOMENT_S:
-            return
-        if self._asked:
+        if self._asked and not self._waking:
             os.kill(os.getpid(), signal.SIGSTOP)
         else:
-            self._asked, self._runtime.boundaries.stop_at = True, 0
+            self._note(number)
+            self._look_again()
 
     def _go_on(self, number: int, frame: FrameType | None) -> None:
-        self._asked, self._went_on_s = False, time.monotonic()
+        self._note(number)
 
     def _stay_away(self) -> list[int]:
         """Suspend the job, stop its process, and resume it. Return the signals held back.
@@ -97,7 +100,8 @@ class JobControl:
             self._stand_still()
             if suspension.away:
                 self._come_back()
-        return late
+        own = (self._stop, self._go_on)  # they are noted already
+        return [number for number in late if signal.getsignal(number) not in own]
 
     def _come_back(self) -> None:
         """Resume the job. While others have what it needs on its device, try again."""
@@ -114,13 +118,23 @@ class JobControl:
                     told = error.message
                     say(f"not back yet, tried again each second: {told}", error.remedy)
                 time.sleep(_TRY_AGAIN_S)
+                self._stand_still()
 
     def _note(self, number: int) -> None:
-        """Take note of a signal whose handler is held back."""
-        if number == signal.SIGCONT:
-            self._asked = False
-        elif number == signal.SIGTSTP:
-            self._asked = True
+        """Take note of a signal.
+
+        Python runs the handlers of signals that came during one call of C code by their numbers: SIGCONT
+        first. A SIGTSTP of the same call counts as the earlier one, or nobody would wake the process.
+        """
+        if number == signal.SIGTSTP:
+            self._asked = not self._waking
+        elif number == signal.SIGCONT and not self._waking:
+            self._waking = True
+            try:
+                deliver([number])
+                time.sleep(0)  # all handlers that are due run
+            finally:
+                self._waking = self._asked = False
 
     def _stand_still(self) -> None:
         """Stop the process until SIGCONT comes, if it has not come already."""
