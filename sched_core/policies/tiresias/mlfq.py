@@ -19,6 +19,8 @@ from gpuslice.sched_core.policy import View
 PromoteWaits = Literal["all", "last"]
 #: When a promotion takes place that is due already.
 SOON_S = 1.0
+#: A job that is suspended at a threshold may have a little less by rounding: it would be resumed at once.
+_ROUNDING_S = 1e-6
 
 
 class MlfqEntry(Entry):
@@ -146,7 +148,7 @@ class Mlfq(RankedPolicy[MlfqEntry]):
         if former is not None:
             entry.go_on_from(former)
         attained = self.attained(entry, now_s)
-        entry.level = sum(attained >= limit for limit in self.limits)
+        entry.level = sum(attained >= limit - _ROUNDING_S for limit in self.limits)
         waits_since_s = job.since_s if view.changes.reset else now_s
         self._expect(
             entry, self._demotion_s(entry, now_s) if job.running else self._promotion_s(entry, waits_since_s)
@@ -157,7 +159,7 @@ class Mlfq(RankedPolicy[MlfqEntry]):
 
     def has_trained(self, entry: MlfqEntry, view: View) -> None:
         attained = self.attained(entry, view.now_s)
-        entry.level = sum(attained >= limit for limit in self.limits)
+        entry.level = sum(attained >= limit - _ROUNDING_S for limit in self.limits)
         self._expect(entry, self._promotion_s(entry, view.now_s))
         self.requeued(entry, view)
 
