@@ -75,6 +75,10 @@ def command(
     throughputs: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Steps per second, for Gavel's traces.")
     ] = None,
+    windows: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="When devices are reserved, paused or drained."),
+    ] = None,
     json_out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write metrics.")] = None,
     per_job: Annotated[Path | None, typer.Option(metavar="OUT.csv", help="Write one line per job.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a page of pictures.")] = None,
@@ -92,8 +96,10 @@ def command(
     Ctrl-C reports what is known so far.
     """
     from gpuslice.launch.command import check_outputs
+    from gpuslice.sched_core.cluster import Cluster
     from gpuslice.sched_core.sim.run import Request
     from gpuslice.sched_core.sim.validate import read_measured
+    from gpuslice.sched_core.traces.day import read_windows
 
     names = _names(policy, compare)
     if peer and (
@@ -105,7 +111,7 @@ def command(
         )
     # Before hours of simulation.
     outputs = {"--json": json_out, "--per-job": per_job, "--html": html}
-    check_outputs(outputs, inputs=(trace, throughputs, validate), devices=True)
+    check_outputs(outputs, inputs=(trace, throughputs, validate, windows), devices=True)
     loaded, spared = _load(trace, trace_format, throughputs, cluster if clamp else None, retries)
     measured = None if validate is None else read_measured(validate, loaded)
     base = Request(
@@ -119,6 +125,7 @@ def command(
         peer=peer,
         keep_spans=json_out is not None or html is not None,
         engine=engine,
+        windows=() if windows is None else read_windows(windows, Cluster.parse(cluster).size),
     )
     requests = _requests(base, names, [*(settings or []), *(["defragment=true"] if defragment else [])])
     show = sys.stderr.isatty() if progress is None else progress

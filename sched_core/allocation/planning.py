@@ -104,6 +104,8 @@ class Planning:
         #: Tested only once: the test for these methods takes longer than all else that is done for a job.
         self._queues = policy if isinstance(policy, Queues) else None
         self.wake_s: float | None = None
+        #: A policy that needs durations is asked again after so many seconds, since estimates change.
+        self.asks_again_s = _ASK_AGAIN_S
         self.priorities = Priorities(policy)
         self._rounds = (-inf, 0)
         #: The last reported failure of the policy; the same one is not reported twice in a row.
@@ -171,7 +173,7 @@ class Planning:
         if self.priorities.unfinished and rounds < _MOST_ROUNDS:
             self._state.plan_due = True
         elif self.priorities.unfinished:
-            self.wake_s = min(now + _ASK_AGAIN_S, inf if self.wake_s is None else self.wake_s)
+            self.wake_s = min(now + self.asks_again_s, inf if self.wake_s is None else self.wake_s)
 
     def _plan(self, now: float) -> Plan | None:
         """Return the policy's plan, verified. None if the policy failed or its plan is impossible."""
@@ -222,7 +224,7 @@ class Planning:
             job.running for job in self._eligibility.eligible.values()
         ):
             # Estimates change although nothing happens.
-            self.wake_s = min(now + _ASK_AGAIN_S, inf if self.wake_s is None else self.wake_s)
+            self.wake_s = min(now + self.asks_again_s, inf if self.wake_s is None else self.wake_s)
 
     def _stop(self, job: Gang, reason: str, now: float) -> None:
         if job.spec.last_deadline_s is not None and job.guaranteed is None:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.cluster import Cluster
@@ -17,11 +18,13 @@ from gpuslice.sched_core.policies.registry import make_policy
 from gpuslice.sched_core.sim.compiled.choice import is_kept, worth_compiling
 from gpuslice.sched_core.sim.compiled.rules import form_of
 from gpuslice.sched_core.sim.cost import parse_cost
+from gpuslice.sched_core.sim.day import Day
 from gpuslice.sched_core.sim.engine import Progress, Simulation
 from gpuslice.sched_core.sim.outcome import Outcome
 from gpuslice.sched_core.sim.peer import parse_peer
 from gpuslice.sched_core.sim.speed import parse_speed
 from gpuslice.sched_core.switch_cost_model import SWITCH_SHARE
+from gpuslice.sched_core.traces.day import Window
 from gpuslice.sched_core.traces.trace import Trace
 
 ENGINES = ("auto", "plain", "compiled")
@@ -48,6 +51,8 @@ class Request:
     engine
         ``plain``, ``compiled`` (``compiled/``: orders; ``keep_spans`` by ``count``), or ``auto``: whichever
         takes less time. Results are the same.
+    windows
+        When devices are reserved, paused or drained.
     switch_share
         Part of the time that switching may take: slices are long enough for that; 0: as long as the policy
         says.
@@ -65,6 +70,7 @@ class Request:
     keep_spans: bool = False
     engine: str = "auto"
     switch_share: float = SWITCH_SHARE
+    windows: tuple[Window, ...] = ()
 
     def prepare(self) -> Simulation:
         """Return the simulation. Raise ``UsageError`` for everything that is wrong with the request."""
@@ -79,6 +85,9 @@ class Request:
         return simulation
 
     def _simulation(self, cluster: Cluster) -> Simulation:
+        day = bool(self.windows) or self.trace.has_conditions
+        if day:
+            _check_day(self, cluster)
         if self.peer is not None:
             return parse_peer(self.peer).prepare(self.trace, cluster, keep_spans=self.keep_spans)
         placement = make_placement(self.placement, self.placement_options) if self.placement else None
@@ -89,15 +98,50 @@ class Request:
                 f"--switch-share {self.switch_share} is not a share of the time",
                 "give a number from 0 to below 1, such as 0.03",
             )
-        return Simulation(
-            self.trace,
-            cluster,
-            policy,
-            speed=speed,
-            cost=cost,
-            keep_spans=self.keep_spans,
-            switch_share=self.switch_share,
-        )
+        assumed: dict[str, Any] = {
+            "speed": speed,
+            "cost": cost,
+            "keep_spans": self.keep_spans,
+            "switch_share": self.switch_share,
+        }
+        if day:
+            return Day(self.trace, cluster, policy, windows=self.windows, **assumed)
+        return Simulation(self.trace, cluster, policy, **assumed)
+
+
+def _check_day(request: Request, cluster: Cluster) -> None:
+    """Refuse what cannot be simulated together with conditions of jobs and closed devices.
+
+    Raises
+    ------
+    UsageError
+        If there is something. The message names it.
+    """
+    options, extras = request.options, request.trace.extras
+    gandiva = [name for name in ("packing", "growing", "migration") if _is_on(options.get(name, "true"))]
+    refused = {
+        "--peer": request.peer is not None,
+        "--engine compiled": request.engine == "compiled",
+        "a --cluster of several nodes, racks or sockets": len(cluster.node_sizes) > 1
+        or len(cluster.socket_sizes) > 1,
+        f"--cost {request.cost}": request.cost != "none",
+        f"--policy {request.policy}": request.policy in ("optimus", "slaq"),
+        f"gandiva with {', '.join(gandiva)}": request.policy == "gandiva" and bool(gandiva),
+        "--set pack=true": _is_on(options.get("pack", "false")),
+        "the columns min_gpu and max_gpu": any(
+            any(extras.get(field, ())) for field in ("least_devices", "most_devices")
+        ),
+    }
+    for what, asked in refused.items():
+        if asked:
+            raise UsageError(
+                f"conditions of jobs and --windows cannot be simulated with {what}",
+                "docs/simulate.md (Days) says what can; leave out one of the two",
+            )
+
+
+def _is_on(value: object) -> bool:
+    return str(value).lower() not in ("false", "0", "no", "off")
 
 
 def run_one(

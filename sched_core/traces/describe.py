@@ -24,6 +24,11 @@ _EXTRAS = {
     "max_gpu": "most_devices",
     "cpus": "cpus",
     "memory_bytes": "host_memory_bytes",
+    "begin": "begin_unix_s",
+    "time_limit": "time_limit_s",
+    "priority": "priority",
+    "array": "array",
+    "at_once": "at_once",
 }
 
 
@@ -62,10 +67,14 @@ def _quantiles(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float
 def write_csv(trace: Trace, path: Path) -> None:
     """Write ``trace`` so that ``read_csv`` gives it back."""
     extras = {column: trace.extras[field] for column, field in _EXTRAS.items() if field in trace.extras}
-    deadlines = trace.extras.get("deadlines")
+    deadlines, after = trace.extras.get("deadlines"), trace.extras.get("after")
     header = ["job_id", "num_gpu", "submit_time", "duration", *extras]
     if deadlines is not None:
         header += ["expect_time_list", "expect_value_list", "best_effort"]
+    if after is not None:
+        header.append("after")
+    if trace.hold_until_s is not None:
+        header.append("hold_until")
     if trace.attempts is not None:
         header.append("attempts")
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -77,6 +86,10 @@ def write_csv(trace: Trace, path: Path) -> None:
             if deadlines is not None:
                 row += ["-".join(exact(pair[part]) for pair in deadlines[i]) for part in (0, 1)]
                 row.append(int(not deadlines[i]))
+            if after is not None:
+                row.append(";".join(after[i]))
+            if trace.hold_until_s is not None:
+                row.append(exact(trace.hold_until_s[i]))
             if trace.attempts is not None:
                 row.append(write_attempts(trace.attempts[i]))
             writer.writerow(row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from math import isfinite
 from pathlib import Path
@@ -15,6 +15,7 @@ from gpuslice.sched_core.options import nearest
 
 from .attempts import parse_attempts
 from .cells import Row, TraceError
+from .day import parse_after, parse_priority, parse_time
 from .gavel import read_gavel
 from .philly import read_philly
 from .trace import Attempt, Trace
@@ -106,6 +107,7 @@ def read_csv(path: Path) -> Trace:
     duration_s: list[float] = []
     extras: dict[str, list[Any]] = {field: [] for field, _ in optional.values()}
     attempts: list[tuple[Attempt, ...]] | None = [] if "attempts" in columns else None
+    hold_until_s: list[float] | None = [] if "hold_until" in columns else None
     for row in _rows(path, REQUIRED):
         ids.append(row.text("job_id"))
         if lines.setdefault(ids[-1], row.line) != row.line:
@@ -118,7 +120,31 @@ def read_csv(path: Path) -> Trace:
         _check_bounds(row, demand[-1])
         if attempts is not None:
             attempts.append(_attempts(row, duration_s[-1]))
-    return Trace(ids, submit_s, demand, duration_s, extras, path.name, attempts)
+        if hold_until_s is not None:
+            hold_until_s.append(parse_time(row, "hold_until"))
+        if row.has("at_once") and not row.has("array"):
+            raise row.error("at_once", "the job is of no array", "name one in the column array")
+    _check_order(path, ids, submit_s, extras)
+    return Trace(ids, submit_s, demand, duration_s, extras, path.name, attempts, hold_until_s=hold_until_s)
+
+
+def _check_order(
+    path: Path, ids: list[str], submit_s: list[float], extras: Mapping[str, Sequence[Any]]
+) -> None:
+    """Raise an error if a job is to start after a job or an array that is not there before it."""
+    moments = list(zip(submit_s, range(len(ids)), strict=True))
+    there = dict(zip(ids, moments, strict=True))
+    for array, moment in zip(extras.get("array", ()), moments, strict=False):
+        if array:
+            # The scheduler knows an array as a whole: all of its jobs come first.
+            there[array] = max(moment, there.get(array, moment))
+    for job, moment, dependencies in zip(ids, moments, extras.get("after", ()), strict=False):
+        for other in (one.partition(":")[0] for one in dependencies):
+            if other not in there or there[other] >= moment:
+                raise TraceError(
+                    f"{path}: job {job!r} is to start after {other!r}, which is not submitted before it",
+                    "name jobs or arrays of the trace that are submitted earlier",
+                )
 
 
 def _deadlines(row: Row, column: str) -> tuple[tuple[float, float], ...]:
@@ -189,6 +215,12 @@ _OPTIONAL: dict[str, tuple[str, Callable[[Row, str], object]]] = {
     "cpus": ("cpus", _optional_count),
     "memory_bytes": ("host_memory_bytes", _optional_count),
     "expect_time_list": ("deadlines", _deadlines),
+    "begin": ("begin_unix_s", parse_time),
+    "after": ("after", parse_after),
+    "time_limit": ("time_limit_s", parse_time),
+    "priority": ("priority", parse_priority),
+    "array": ("array", _optional_text),
+    "at_once": ("at_once", _optional_count),
 }
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from gpuslice.errors import UsageError
 from gpuslice.sched_core.job import JobSpec
 
+from .day import FIELDS
+
 #: Seconds that one attempt at a job took, and the class of the failure that ended it; "" if it went well.
 Attempt = tuple[float, str]
 
@@ -32,6 +34,8 @@ class Trace:
         policy sees them.
     left_out
         How many jobs of the file are not in the trace, by cause.
+    hold_until_s
+        Per job, when its owner has it start at the earliest; 0: at once. ``None``: no job is held.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Trace:
         name: str = "trace",
         attempts: Sequence[tuple[Attempt, ...]] | None = None,
         left_out: Mapping[str, int] | None = None,
+        hold_until_s: Sequence[float] | None = None,
     ) -> None:
         self.name = name
         self.left_out = dict(left_out or {})
@@ -55,6 +60,7 @@ class Trace:
         self.duration_s: list[float] = list(map(float, take(duration_s)))
         self.extras: dict[str, list[Any]] = {key: take(column) for key, column in (extras or {}).items()}
         self.attempts = None if attempts is None else take(attempts)
+        self.hold_until_s = None if hold_until_s is None else take(hold_until_s)
         if not self.ids:
             left = f": {self.omissions}" if self.left_out else ""
             raise UsageError(f"{name} has no jobs{left}", "a trace needs at least one")
@@ -78,6 +84,12 @@ class Trace:
             id=self.ids[index], submit_s=self.submit_s[index], devices=self.demand[index], **extras
         )
 
+    @property
+    def has_conditions(self) -> bool:
+        """True if some job waits for a moment, its owner or other jobs, or has a time limit or a priority."""
+        columns = (*(self.extras.get(field, ()) for field in FIELDS), self.hold_until_s or ())
+        return any(any(column) for column in columns)
+
     def failed(self, index: int) -> bool:
         """Return True if the last attempt of job ``index`` failed, as far as the trace says."""
         return bool(self.attempts and self.attempts[index] and self.attempts[index][-1][1])
@@ -92,7 +104,8 @@ class Trace:
     def changed(self, **columns: Any) -> Trace:
         """Return the same trace with other ``columns``, named as the arguments of this class."""
         own = ("ids", "submit_s", "demand", "duration_s", "extras", "name", "attempts", "left_out")
-        return Trace(**{**{name: getattr(self, name) for name in own}, **columns})
+        present = {name: getattr(self, name) for name in (*own, "hold_until_s")}
+        return Trace(**{**present, **columns})
 
     def in_units_of(self, unit_s: float) -> Trace:
         """Return the same jobs in seconds, for a trace whose times count units of ``unit_s`` seconds."""
@@ -104,10 +117,19 @@ class Trace:
                 tuple((time_s * unit_s, value) for time_s, value in deadlines)
                 for deadlines in extras["deadlines"]
             ]
+        for name in {"begin_unix_s", "time_limit_s"} & extras.keys():
+            extras[name] = [time_s * unit_s for time_s in extras[name]]
+        hold_until_s = self.hold_until_s and [time_s * unit_s for time_s in self.hold_until_s]
         attempts = None
         if self.attempts is not None:
             attempts = [tuple((time_s * unit_s, failure) for time_s, failure in own) for own in self.attempts]
-        return self.changed(submit_s=submit_s, duration_s=duration_s, extras=extras, attempts=attempts)
+        return self.changed(
+            submit_s=submit_s,
+            duration_s=duration_s,
+            extras=extras,
+            attempts=attempts,
+            hold_until_s=hold_until_s,
+        )
 
     def check_fits(self, devices: int) -> None:
         """Raise an error if a job is too large to run on ``devices``.
