@@ -41,7 +41,9 @@ def _worlds(seed: int, left_s: float) -> Run:
     """The scheduler core in a thousand worlds in virtual time, with faults of every kind."""
     windows = ("--windows",) if seed // 1000 % 2 else ()  # pauses, drains and reservations in every other run
     own = ("--own-times",) if seed // 2000 % 2 else ()  # and what jobs wait for themselves in every other two
-    return Run(("-m", "tests.sched_core.world", "--runs", "1000", "--seed", str(seed), *windows, *own))
+    rooms = ("--rooms",) if seed // 4000 % 2 else ()  # and nodes with little room in every other four
+    kinds = (*windows, *own, *rooms)
+    return Run(("-m", "tests.sched_core.world", "--runs", "1000", "--seed", str(seed), *kinds))
 
 
 def _week(seed: int, left_s: float) -> Run:
