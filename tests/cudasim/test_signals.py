@@ -40,7 +40,7 @@ for value in model.state_dict().values():
     digest.update(value.cpu().numpy().tobytes())
 print(digest.hexdigest(), flush=True)
 """
-#: GPUSLICE_SIGNALS_WIDTH=6500 is a state of 1 GB.
+#: GPUSLICE_SIGNALS_WIDTH=2050 is a state of 100 MB, 6500 one of 1 GB.
 WIDTH = int(os.environ.get("GPUSLICE_SIGNALS_WIDTH", "600"))
 #: How long after SIGTSTP SIGSTOP follows, in seconds. None: once the training is off its GPU.
 MOMENTS_S = (None, 2.0, None, 0.0, 0.02)
