@@ -191,12 +191,13 @@ class State:
     def blocker(self, job: Gang) -> tuple[int, Gang] | None:
         """Return a device of ``job.wanted`` and a job that must leave it first. None if there is none.
 
-        Jobs that share a device by the policy's plan do not block each other. A trial shares nothing.
+        Jobs that share a device by the policy's plan do not block each other, unless one of them still has
+        several devices. A trial shares nothing.
         """
         for device in job.wanted:
             sharers: Sequence[object] = () if job.borrowed else self.ledger.holders(device)
             for other in self.occupants[device].values():
-                if other not in sharers:
+                if other not in sharers or len(other.lease) > 1:
                     return device, other
         return None
 

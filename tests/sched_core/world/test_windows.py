@@ -17,6 +17,10 @@ def test_whatever_goes_wrong_nobody_begins_on_a_closed_device() -> None:
         check(with_windows(draw_scenario(seed)))
 
 
+def test_a_job_that_is_to_shrink_shares_no_device_before_it_has() -> None:
+    check(with_windows(draw_scenario(40187)))
+
+
 def test_where_nothing_goes_wrong_all_leave_closed_devices() -> None:
     for seed in range(4):
         check(with_windows(draw_scenario(seed)).without_faults())
