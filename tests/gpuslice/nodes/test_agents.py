@@ -155,7 +155,8 @@ def test_a_job_whose_node_is_killed_together_with_that_of_its_replica_goes_on_fr
         os.kill(pid, signal.SIGKILL)
     nodes.until_noted("went_without", job)
     nodes.enough.touch()
-    assert until(client, job, lambda one: one.ended).restarts == 0
+    ended = until(client, job, lambda one: one.ended)
+    assert (ended.state, ended.restarts) == ("succeeded", 0), ended
     assert nodes.digest(job) == undisturbed
     assert {note["details"]["node"] for note in nodes.notes("node_lost")} == {where, replica}  # type: ignore[index]
     boundaries = [note["details"]["boundary"] for note in nodes.notes("went_on", job)]  # type: ignore[index]
