@@ -129,7 +129,7 @@ def test_another_users_directory_is_named(tmp_path: Path, words: list[str]) -> N
     (directory / "journal.sqlite").touch()
     directory.parent.chmod(0o700)
     for path in (tmp_path, *tmp_path.parents):
-        if path.is_relative_to("/tmp") and path != Path("/tmp"):
+        if not path.stat().st_mode & 0o001:  # the tests' own
             path.chmod(path.stat().st_mode | 0o011)
     as_nobody = (
         "import os, sys\nfrom contextlib import suppress\nfrom gpuslice.cli import client_commands, main\n"

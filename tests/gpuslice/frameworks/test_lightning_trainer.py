@@ -69,7 +69,7 @@ def test_a_trainer_that_resumes_itself_or_is_unknown_is_left_alone(
     assert "the script gives ckpt_path='last' itself\n" in capsys.readouterr().err
     sys.modules["pytorch_lightning"].__version__ = "1.0.8"  # type: ignore[attr-defined]
     assert trainer().fit(Model(2, 2)) is None
-    assert "tested with pytorch_lightning 2.5, and this is 1.0.8\n" in capsys.readouterr().err
+    assert "tested with pytorch_lightning 2.5, 2.6, and this is 1.0.8\n" in capsys.readouterr().err
     assert job.attached is None
 
 

@@ -59,7 +59,7 @@ FAULTS = (
         "enter",
         "if job.id not in self._trying:",
         "if True:",
-        seed=1081,
+        seed=1233,
     ),
     Fault(
         "trial x lost place",
