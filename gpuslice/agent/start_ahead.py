@@ -9,9 +9,13 @@ from __future__ import annotations
 import ast
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from gpuslice.config import GATE, GO, WAITS
+
+#: Exit code of a process that is given up: it has done nothing of its job (EX_TEMPFAIL).
+_GIVEN_UP = 75
 
 
 def begin(flag: str, program: str) -> None:
@@ -39,12 +43,14 @@ def wait() -> None:
     try:
         gate = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        os._exit(0)
+        os._exit(_GIVEN_UP)
     os.pwrite(gate, WAITS, 1)
     fcntl.flock(gate, fcntl.LOCK_SH)
     if os.pread(gate, 1, 0) != GO:
-        os._exit(0)
+        os._exit(_GIVEN_UP)
     os.close(gate)
+    with suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _imports_torch_first(script: Path) -> bool:

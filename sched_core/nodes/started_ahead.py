@@ -86,9 +86,8 @@ class StartedAhead:
         self._waiting: dict[str, _Ahead] = {}
         #: The jobs whose command has not come to its gate yet.
         self._coming: set[str] = set()
-        for kind in (_RECORD, _GATE):
-            for left in logs.glob(f"*{kind}"):
-                left.unlink(missing_ok=True)
+        for left in (*logs.glob(f"*{_RECORD}"), *filter(_is_shut, logs.glob(f"*{_GATE}"))):
+            left.unlink(missing_ok=True)
 
     def __bool__(self) -> bool:
         """True if a command is on its way to its gate."""
@@ -131,7 +130,7 @@ class StartedAhead:
             return None
         found.record.rename(record)
         os.pwrite(found.gate, GO, 0)
-        self._forget(job)
+        self._forget(job)  # its gate stays until it has passed: it may not have come to it yet
         return found.process
 
     def give_up(self, job: str) -> None:
@@ -142,6 +141,7 @@ class StartedAhead:
                     os.killpg(found.process.pid, signal.SIGKILL)
             found.process.wait()
             found.record.unlink(missing_ok=True)
+            (self._logs / f"{job}~{found.attempt}{_GATE}").unlink(missing_ok=True)
             self._forget(job)
 
     def arrived(self) -> list[tuple[str, int]]:
@@ -158,8 +158,15 @@ class StartedAhead:
     def _forget(self, job: str) -> None:
         found = self._waiting.pop(job)
         self._coming.discard(job)
-        (self._logs / f"{job}~{found.attempt}{_GATE}").unlink(missing_ok=True)
         os.close(found.gate)
+
+
+def _is_shut(gate: Path) -> bool:
+    """Return True if the command of ``gate`` may not go on."""
+    try:
+        return gate.read_bytes()[:1] != GO
+    except OSError:
+        return True
 
 
 def _has_arrived(found: _Ahead) -> bool:

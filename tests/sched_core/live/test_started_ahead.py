@@ -88,6 +88,21 @@ def test_it_goes_on_in_its_turn_as_the_process_that_it_was(processes: Processes,
     assert left(tmp_path) == []
 
 
+def test_one_whose_turn_comes_before_it_is_at_its_gate_goes_on_all_the_same(
+    processes: Processes, tmp_path: Path
+) -> None:
+    late = f"import os, time\nwhile not os.path.exists('come'): time.sleep(0.01)\n{_SCRIPT}"
+    processes.ahead.start("a", program(tmp_path, late), _ENVIRON, 1)
+    assert processes.ahead.arrived() == []
+    processes.launch("a", program(tmp_path, late), _ENVIRON, attempt=1)
+    (tmp_path / "come").touch()
+    ends: list[object] = []
+    until(lambda: bool(ends.extend(processes.wait(0.1)) or ends))
+    assert ends == [Exited("a", 0, attempt=1)]
+    assert (tmp_path / "trains").exists()
+    assert left(tmp_path) == []
+
+
 @pytest.mark.parametrize("other", [{"GPUSLICE_BEGIN": "other"}, {}])
 def test_another_command_is_started_from_the_beginning(
     other: dict[str, str], processes: Processes, tmp_path: Path
