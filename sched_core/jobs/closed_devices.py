@@ -125,10 +125,15 @@ class ClosedDevices:
     @property
     def restricted(self) -> frozenset[int]:
         """The devices that are closed to some jobs, and not to all."""
-        if not (self._drained or self._present):
+        if not (self._drained or self._users or self._present):
             return frozenset()
         reserved = {device for one in self.present for device in one.devices}
-        return frozenset(reserved | self._drained).difference(self._paused)
+        return self._begun_only.union(reserved) - self.shut
+
+    @property
+    def _begun_only(self) -> frozenset[int]:
+        """The devices that only jobs may have that had them last."""
+        return frozenset({*self._drained, *self._users})
 
     @property
     def reservations(self) -> tuple[Reservation, ...]:
@@ -288,8 +293,7 @@ class ClosedDevices:
         if not self.any:
             return frozenset()
         reserved = {device for one in self.present if one.tenant != job.spec.tenant for device in one.devices}
-        begun = {*self._drained, *self._users}.difference(job.last_lease)
-        return frozenset({*self.shut, *reserved, *begun})
+        return self.shut.union(reserved, self._begun_only.difference(job.last_lease))
 
     def opens_unix_s(self, job: Tenant, device: int) -> float:
         """Return until when ``device`` is closed to ``job``: 0 if it is open, infinite if there is no end."""
@@ -298,7 +302,7 @@ class ClosedDevices:
         ends = [
             one.end_unix_s for one in self.present if device in one.devices and one.tenant != job.spec.tenant
         ]
-        if device in {*self._drained, *self._users}.difference(job.last_lease) | self._left:
+        if device in self._begun_only.difference(job.last_lease) | self._left | self._removed:
             ends.append(inf)
         return max([*ends, self._paused.get(device, 0.0)])
 

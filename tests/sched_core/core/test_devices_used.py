@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -90,3 +91,19 @@ def test_status_says_who_uses_a_device() -> None:
     box = Box(1)
     used(box, 0)
     assert device_info(box.core.state, 0).used_by == (COLLEAGUE,)
+
+
+def test_policies_know_of_devices_that_only_jobs_may_have_that_are_there() -> None:
+    """A policy that does not look at ``Job.closed`` leaves none of these idle."""
+    box = Box(2)
+    used(box, 0)
+    assert box.core.state.closed.restricted == {0}
+    used(box, 0, left=(0,))
+    assert not box.core.state.closed.restricted
+
+
+def test_nobody_knows_when_a_device_that_was_removed_comes_back() -> None:
+    box = Box(2)
+    box.running("a")
+    box.core.state.closed.remove([1])
+    assert box.core.state.closed.opens_unix_s(box.core.jobs["a"], 1) == inf
