@@ -134,14 +134,8 @@ class ProcessReader:
             "nvmlDeviceGetMPSComputeRunningProcesses",
         ):
             for process in (_ask(question, handle) if handle is not None else None) or ():
-                size = getattr(process, "usedGpuMemory", None)
-                found[int(process.pid)] = None if size is None or size >= _NOT_AVAILABLE else int(size)
+                found[int(process.pid)] = _bytes_of(process)
         return found
-
-    def close(self) -> None:
-        """Close NVML."""
-        if not self.problem:
-            _ask("nvmlShutdown")
 
     def _handle(self, gpu: Gpu) -> object | None:
         is_instance = (gpu.uuid or "").startswith("MIG-")
@@ -153,10 +147,16 @@ class ProcessReader:
 def _bytes_on(handle: object, pid: int) -> int | None:
     """Return the memory of one GPU that a process has, or None if NVML cannot tell."""
     processes = _ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
-    sizes = [getattr(process, "usedGpuMemory", None) for process in processes if process.pid == pid]
-    # An old binding hands on the driver's number for "not available", which no GPU has.
-    known = [int(size) for size in sizes if size is not None and size < _NOT_AVAILABLE]
+    sizes = [_bytes_of(process) for process in processes if process.pid == pid]
+    known = [size for size in sizes if size is not None]
     return sum(known) if known else None
+
+
+def _bytes_of(process: object) -> int | None:
+    """Return the memory of one of NVML's processes, or None if NVML cannot tell."""
+    size = getattr(process, "usedGpuMemory", None)
+    # An old binding hands on the driver's number for "not available", which no GPU has.
+    return None if size is None or size >= _NOT_AVAILABLE else int(size)
 
 
 def _handle(uuid: str) -> object | None:

@@ -51,8 +51,9 @@ def main(directory: Path, *, by_stdin: bool = False) -> None:
     keys = KeyPair(known.public.encode(), known.secret.encode())
     ends = cache(partial(_ends, known, directory))
     present = preflight.PresentFacts(known.devices, known.working_directory)
-    watch = UserWatch(UserLook(known.devices, directory))
-    if any(device.startswith("cuda") for device in known.devices):
+    look = UserLook(known.devices, directory)
+    watch = UserWatch(look)
+    if look.devices:
         watch.start()
     receiving, sending = os.pipe()
     signal.signal(signal.SIGTERM, lambda number, frame: os.write(sending, b"."))
