@@ -196,11 +196,7 @@ def command(
         if spill_dir is not None:
             private_directory(spill_dir, option="--spill-dir", parents=True)
         tcp = scheduler_setup.tcp_listener(bind, curve_keys)
-        if not 0 <= switch_share < 1:
-            raise UsageError(
-                f"--switch-share {switch_share} is not a share of the time",
-                "give a number from 0 to below 1, such as 0.03",
-            )
+        scheduler_setup.check_switch_share(f"--switch-share {switch_share}", switch_share)
         wait_for_node_s = config.parse_duration(wait_for_node, may_be_zero=True)
         defaults = JobDefaults(config.parse_duration(grace), wait_for_node_s)
         quantum_s = None if quantum is None else config.parse_duration(quantum)

@@ -223,6 +223,14 @@ def quotas(settings: Sequence[str]) -> dict[str, int]:
     return {tenant: int(devices) for tenant, devices in found.items()}
 
 
+def check_switch_share(given: str, share: float) -> None:
+    """Raise ``UsageError`` if ``share``, which was ``given`` in these words, is no share of the time."""
+    if not 0 <= share < 1:
+        raise UsageError(
+            f"{given} is not a share of the time", "give a number from 0 to below 1, such as 0.03"
+        )
+
+
 def tenant_ramdisk(settings: Sequence[str]) -> dict[str, str]:
     """Return the RAM disk limit of each tenant in bytes, from texts like ``tenant=8G``.
 

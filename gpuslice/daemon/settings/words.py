@@ -156,11 +156,7 @@ def _switch_share(values: Sequence[str], present: Settings) -> dict[str, object]
         share = float(values[-1])
     except ValueError:
         share = -1.0
-    if not 0 <= share < 1:
-        raise UsageError(
-            f"switch-share={values[-1]} is not a share of the time",
-            "give a number from 0 to below 1, such as 0.03",
-        )
+    scheduler_setup.check_switch_share(f"switch-share={values[-1]}", share)
     return {} if share == present.setup.switch_share else {"switch_share": share}
 
 
