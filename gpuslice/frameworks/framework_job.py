@@ -34,7 +34,9 @@ from gpuslice.checkpoint.named.generators import (
 )
 from gpuslice.checkpoint.named.state import OWN_PREFIX, check
 from gpuslice.errors import RefusedSnapshotError
+from gpuslice.frameworks.adapters import why_not
 from gpuslice.runtime import trainings
+from gpuslice.runtime.current import runtime
 from gpuslice.runtime.ending import deliver, say
 from gpuslice.runtime.runtime import Runtime
 from gpuslice.training import identity
@@ -45,6 +47,21 @@ _RNG = f"{OWN_PREFIX}rng"
 #: How many boundaries a suspend that another process is to go on from waits for a good one, at most.
 _PATIENCE = 64
 _DIRECTORY = "checkpoint-of-"
+
+
+def process_to_restart(package: str, given: str) -> Runtime | None:
+    """Return this process if a trainer of ``package`` is to restart its training. Else say why, if need be.
+
+    ``given`` is what the script has the trainer resume from. A process whose job has no name, or whose script
+    has attached its own state, needs no trainer for it.
+    """
+    process = runtime()
+    if not process.settings.job or not isinstance(process.attached, FrameworkJob | None):
+        return None
+    if reason := why_not(package, given):
+        say(f"job {process.settings.job}: gpuslice does not restart this Trainer: {reason}")
+        return None
+    return process
 
 
 class FrameworkJob:

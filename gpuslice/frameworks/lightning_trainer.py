@@ -19,11 +19,9 @@ from typing import Any
 
 import torch
 
-from gpuslice.frameworks.adapters import version_of, why_not
-from gpuslice.frameworks.framework_job import FrameworkJob
+from gpuslice.frameworks.adapters import version_of
+from gpuslice.frameworks.framework_job import FrameworkJob, process_to_restart
 from gpuslice.frameworks.unsaved import changed, unsaved_state
-from gpuslice.runtime.current import runtime
-from gpuslice.runtime.ending import say
 
 _FILE, _BATCHES = "lightning.ckpt", "batches"
 #: Lightning's callbacks whose state is in its checkpoints, or that have none.
@@ -63,13 +61,9 @@ def install(module: Any, package: str) -> None:
 
 def _job(trainer: Any, package: str, given: dict[str, Any]) -> FrameworkJob | None:
     """Attach the trainer's training and return it. Return None, and say why, if that is not possible."""
-    process = runtime()
-    other = process.attached is not None and not isinstance(process.attached, FrameworkJob)
-    if not process.settings.job or other:
-        return None
     path = given.get("ckpt_path")
-    if reason := why_not(package, f"ckpt_path={path!r}" if path else ""):
-        say(f"job {process.settings.job}: gpuslice does not restart this Trainer: {reason}")
+    process = process_to_restart(package, f"ckpt_path={path!r}" if path else "")
+    if process is None:
         return None
     own = enumerate(_callbacks(trainer))
     kept: dict[str, object] = {f"callback {type(one).__name__} {n}": one for n, one in own}

@@ -14,11 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpuslice.frameworks.adapters import version_of, why_not
-from gpuslice.frameworks.framework_job import FrameworkJob
+from gpuslice.frameworks.adapters import version_of
+from gpuslice.frameworks.framework_job import FrameworkJob, process_to_restart
 from gpuslice.frameworks.unsaved import changed, plain_values, unsaved_state
-from gpuslice.runtime.current import runtime
-from gpuslice.runtime.ending import say
 
 #: What a checkpoint of ours must not do: the script's own options for its checkpoints.
 _NEUTRAL = {"save_only_model": False, "push_to_hub": False, "save_total_limit": None}
@@ -45,24 +43,16 @@ def _job(
     trainer: Any, module: Any, package: str, given: Any, words: tuple[Any, ...], named: dict[str, Any]
 ) -> FrameworkJob | None:
     """Attach the trainer's training and return it. Return None, and say why, if that is not possible."""
-    process = runtime()
-    if not process.settings.job or (process.attached is not None and not _is_ours(process.attached)):
+    process = process_to_restart(package, f"resume_from_checkpoint={given!r}" if given else "")
+    if process is None:
         return None
     writer = f"{package} {version_of(package)}"
-    reason = why_not(package, f"resume_from_checkpoint={given!r}" if given else "")
-    if reason:
-        say(f"job {process.settings.job}: gpuslice does not restart this Trainer: {reason}")
-        return None
     trainings_kept = {f"callback {type(one).__name__} {n}": one for n, one in enumerate(_callbacks(trainer))}
     kept = {**trainings_kept, "data": [trainer.train_dataset, trainer.data_collator]}
     job = FrameworkJob(process, writer, functools.partial(_save, trainer), kept)
     job.refusal = _refusal(trainer, [*words, *named.values()])
     job.attach(trainer.args.device)
     return job
-
-
-def _is_ours(attached: object) -> bool:
-    return isinstance(attached, FrameworkJob)
 
 
 def _callbacks(trainer: Any) -> list[Any]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpuslice.config import Settings
-from gpuslice.frameworks import lightning_trainer
+from gpuslice.frameworks import framework_job, lightning_trainer
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime import trainings
 from gpuslice.runtime.boundaries import BoundaryCounter
@@ -39,7 +39,7 @@ class Model(torch.nn.Linear):
 def job(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     settings = Settings(ramdisk_dir=str(tmp_path / "ramdisk"), job="k")
     process = Runtime(settings, RankIdentity(), BoundaryCounter())
-    monkeypatch.setattr(lightning_trainer, "runtime", lambda: process)
+    monkeypatch.setattr(framework_job, "runtime", lambda: process)
     yield process
     trainings.close(process)
 

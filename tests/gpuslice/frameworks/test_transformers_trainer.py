@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpuslice.config import Settings
-from gpuslice.frameworks import transformers_trainer
+from gpuslice.frameworks import framework_job, transformers_trainer
 from gpuslice.launch.rank_identity import RankIdentity
 from gpuslice.runtime import trainings
 from gpuslice.runtime.boundaries import BoundaryCounter
@@ -58,7 +58,7 @@ def job(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     process = Runtime(
         Settings(ramdisk_dir=str(tmp_path / "ramdisk"), job="k"), RankIdentity(), BoundaryCounter()
     )
-    monkeypatch.setattr(transformers_trainer, "runtime", lambda: process)
+    monkeypatch.setattr(framework_job, "runtime", lambda: process)
     yield process
     trainings.close(process)
 
