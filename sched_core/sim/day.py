@@ -272,8 +272,7 @@ class Day(Simulation):
     def _put_off(self, ranks: Ranks, act: Callable[[], object]) -> None:
         """Do ``act`` once all ranks have been told the same, unless something else happens to the job."""
         ranks.edition += 1
-        edition = ranks.edition
-        self._at(self._now_s, _COMPLETES, lambda: act() if ranks.edition == edition else None)
+        self._at(self._now_s, _COMPLETES, _unless_void(ranks, act))
 
     def _come(self, job: Gang, ranks: Ranks, order: wire.Resume) -> None:
         """The ranks of ``job`` are told to come to their devices: they train once they are there."""
@@ -286,12 +285,7 @@ class Day(Simulation):
         ranks.epoch, ranks.stop_at, ranks.width = order.epoch, None, order.width or len(ranks.pids)
         ranks.devices, ranks.holds, ranks.granted_s = devices, True, self._now_s
         ranks.edition += 1
-        edition = ranks.edition
-        self._at(
-            self._now_s + resume_s,
-            _PUT_OFF,
-            lambda: self._train(job, ranks) if ranks.edition == edition else None,
-        )
+        self._at(self._now_s + resume_s, _PUT_OFF, _unless_void(ranks, lambda: self._train(job, ranks)))
 
     def _train(self, job: Gang, ranks: Ranks) -> None:
         """The ranks are on their devices, and train from now on."""
@@ -309,8 +303,7 @@ class Day(Simulation):
             self._happens(Reported(job.id, rank, beat))
         ranks.since_s, ranks.rate = self._now_s, self.speed.rate(job, (), self.cluster)
         left_s = (self.trace.duration_s[ranks.number] - ranks.progress_s) / ranks.rate
-        edition = ranks.edition
-        ends = lambda: self._complete_job(job.id, ranks) if ranks.edition == edition else None  # noqa: E731
+        ends = _unless_void(ranks, lambda: self._complete_job(job.id, ranks))
         self._at(self._now_s + max(0.0, left_s), _COMPLETES, ends)
         if ranks.stop_at is not None:
             self._put_off(ranks, lambda: self._park(job.id, ranks))
@@ -394,3 +387,9 @@ class Day(Simulation):
             f"jobs never end: {states}; nothing is running and nothing else will happen",
             "see that they have an end of their hold, and that the policy can place them on this cluster",
         )
+
+
+def _unless_void(ranks: Ranks, act: Callable[[], object]) -> Callable[[], object]:
+    """Return ``act``, which does nothing once something else has happened to the job of ``ranks``."""
+    edition = ranks.edition
+    return lambda: act() if ranks.edition == edition else None
