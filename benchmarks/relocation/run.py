@@ -15,7 +15,8 @@ import os
 import platform
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
@@ -33,6 +34,19 @@ _DEADLINE_S = 600.0
 _LOOK_AGAIN_S = 0.2
 #: What a move may take besides its bytes.
 _FIXED_S = 2.0
+
+
+@contextmanager
+def own_machines() -> Iterator[Shell]:
+    """A shell with machines, a RAM disk and device locks of its own."""
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as shm,
+        machines_in(Path(shm)) as machines,
+        shell_of(machines) as shell,
+    ):
+        shell.variables["GPUSLICE_RAMDISK_DIR"] = str(machines.ramdisks / "own")
+        shell.variables[LOCK_DIR] = str(machines.root)
+        yield shell
 
 
 def _trains_on(client: Client, job: str, steps: int) -> int:
@@ -106,13 +120,7 @@ def main() -> None:
     parser.add_argument("--moves", type=int, default=6)
     options = parser.parse_args()
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    with (
-        tempfile.TemporaryDirectory(dir="/dev/shm") as shm,
-        machines_in(Path(shm)) as machines,
-        shell_of(machines) as shell,
-    ):
-        shell.variables["GPUSLICE_RAMDISK_DIR"] = str(machines.ramdisks / "own")
-        shell.variables[LOCK_DIR] = str(machines.root)
+    with own_machines() as shell:
         nodes = ("--node", "b=one", "--node", "c=two")
         shell("up", "--devices", "cpu:1", "--quantum", "60s", *nodes, deadline_s=_DEADLINE_S)
         client = shell.client()

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import platform
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from datetime import date
@@ -20,11 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpuslice.config import LOCK_DIR
 from tests.cli.conftest import Shell
-from tests.gpuslice.nodes.machines import machines_in, shell_of
 
-from .run import TRAIN
+from .run import TRAIN, own_machines
 
 _DEADLINE_S = 900.0
 _KINDS = ("relocated", "suspended", "arrived")
@@ -52,13 +49,7 @@ def _makespan(shell: Shell, jobs: int, steps: int, *up: str) -> dict[str, float 
 
 def _measure(jobs: int, steps: int, *up: str) -> dict[str, float | int]:
     """Run the jobs with machines of their own."""
-    with (
-        tempfile.TemporaryDirectory(dir="/dev/shm") as shm,
-        machines_in(Path(shm)) as machines,
-        shell_of(machines) as shell,
-    ):
-        shell.variables["GPUSLICE_RAMDISK_DIR"] = str(machines.ramdisks / "own")
-        shell.variables[LOCK_DIR] = str(machines.root)
+    with own_machines() as shell:
         return _makespan(shell, jobs, steps, *up)
 
 
